@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.tables import shown, table
 from simdist import scenario
-from simdist.engines import DrawnDelays, des, fast
+from simdist.engines.observers import WhereTimeWent, WholeTrace
+from simdist.engines.run import run
+from simdist.plan.delays import SeedDelays
 from simdist.runs import building
 from simdist.studies.comparison import compare
 
@@ -71,12 +74,12 @@ def straggling(n_ranks: int, n_steps: int, schedules: Iterable[str]) -> scenario
     )
 
 
-def best_s(run: Callable[[], object], repetitions: int) -> float:
+def best_s(act: Callable[[], object], repetitions: int) -> float:
     """Return the seconds of the fastest of several runs."""
     seconds = []
     for _ in range(repetitions):
         began_s = time.perf_counter()
-        run()
+        act()
         seconds.append(time.perf_counter() - began_s)
     return min(seconds)
 
@@ -96,10 +99,10 @@ def engines(sizes: Sizes) -> list[dict[str, object]]:
         n_rank_ops = plan.n_instances * plan.world_size
         fast_s, des_s, batch_s = [], [], []
         for _ in range(sizes.repetitions):
-            fast_s.append(best_s(lambda: fast.simulate(plan, costs, drawn), 5))  # noqa: B023
-            des_s.append(best_s(lambda: des.simulate(plan, costs, drawn), 1))  # noqa: B023
-            seeds = sizes.batch_seeds
-            batch_s.append(best_s(lambda: fast.measure(plan, costs, DrawnDelays(batch), n_seeds=seeds), 1))  # noqa: B023
+            keep, where = WholeTrace(), WhereTimeWent()
+            fast_s.append(best_s(lambda: run(plan, costs, drawn, observe=keep, engine="fast"), 5))  # noqa: B023
+            des_s.append(best_s(lambda: run(plan, costs, drawn, observe=keep, engine="des"), 1))  # noqa: B023
+            batch_s.append(best_s(lambda: run(plan, costs, batch, observe=where, engine="fast"), 1))  # noqa: B023
         rows.append(
             {
                 "schedule": schedule.name,
@@ -141,7 +144,8 @@ def large(n_ranks: int, n_steps: int) -> dict[str, float]:
     began_s = time.perf_counter()
     built = building.build(chosen, chosen.schedules[0])
     built_s = time.perf_counter()
-    fast.measure(built.plan, built.costs, building.delay_sampler(chosen, [0]), n_seeds=1)
+    delays = SeedDelays([0], partial(building.delay_sampler, chosen))
+    run(built.plan, built.costs, delays, observe=WhereTimeWent(), engine="fast")
     return {
         "ranks": n_ranks,
         "steps": n_steps,

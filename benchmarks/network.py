@@ -34,9 +34,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.tables import shown, table
 from simdist.cost import Costs, Stage, Transfer, price
-from simdist.engines import des
+from simdist.engines.des import rare_collections
 from simdist.engines.network.flows import Flow, Flows, nothing
 from simdist.engines.network.fluid import FluidNetwork, Timeline
+from simdist.engines.observers import WholeTrace
+from simdist.engines.run import run
 from simdist.plan import AllReduce, Buffer, Delay, Plan, Wait
 from simdist.plan.group import Group
 from simdist.scenario.cluster import Cluster, Link
@@ -176,7 +178,7 @@ def engine(sizes: Sizes) -> list[dict[str, object]]:
     for name, group in groups.items():
         plan, costs, delays = averaging(sizes, group)
         n_rank_ops = plan.n_instances * plan.world_size
-        seconds = best_s(lambda: des.simulate(plan, costs, delays), sizes.repetitions)  # noqa: B023
+        seconds = best_s(lambda: run(plan, costs, delays, observe=WholeTrace(), engine="des"), sizes.repetitions)  # noqa: B023
         n_transfers = sizes.steps * n // group.size
         rows.append(
             {
@@ -239,7 +241,7 @@ class RandomFlows:
                 env.call_at(start_s[following], partial(tell, following))
 
         env.call_at(start_s[0], partial(tell, 0))
-        with des.rare_collections():  # as in the engine
+        with rare_collections():  # as in the engine
             env.run()
         return end_s
 

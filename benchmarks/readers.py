@@ -27,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.tables import shown, table
 from simdist.cost import Costs, Local, OpCost, Resources, Shared, Stage, Transfer, Varying
-from simdist.engines import des
+from simdist.engines.observers import WholeTrace
+from simdist.engines.run import run
 from simdist.plan import AllReduce, Backward, Buffer, Copy, Forward, Load, Op, Optimize, Plan, Wait
 from simdist.plan.group import Group
 
@@ -138,7 +139,12 @@ def measure(sizes: Sizes) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for shape in sizes.shapes:
         plan = training(shape[0] * shape[1], sizes.steps)
-        seconds = {case: processor_s(lambda: des.simulate(plan, costs(plan, shape, case), {})) for case in COMPUTE_S}  # noqa: B023
+        seconds = {
+            case: processor_s(
+                lambda: run(plan, costs(plan, shape, case), {}, observe=WholeTrace(), engine="des")  # noqa: B023
+            )
+            for case in COMPUTE_S
+        }
         for case, each_s in seconds.items():
             n_instances = plan.n_instances * plan.world_size
             rows.append(

@@ -25,8 +25,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.tables import table
+from simdist import sweeps
 from simdist.jobs.store import ROWS
-from simdist.sweeps import InProcess, LocalPool, Sweep, loads, run
+from simdist.sweeps import InProcess, LocalPool, Sweep, loads
 
 TARGET = 0.8
 SWEEP = """
@@ -75,7 +76,7 @@ def measured(n_points: int, n_processes: int, n_parts: int) -> dict[str, object]
         for part in range(n_parts):
             sweep = loads(SWEEP % (n_points // n_parts, part))
             one, many = Path(name, f"serial{part}"), Path(name, f"pool{part}")
-            serial += spent(lambda: run(sweep, one, workers=InProcess()))  # noqa: B023
+            serial += spent(lambda: sweeps.sweep(sweep, one, workers=InProcess()))  # noqa: B023
             pool += spent(lambda: in_pool(sweep, many, n_processes))  # noqa: B023
             assert (one / ROWS).read_bytes() == (many / ROWS).read_bytes()
             n_rows += len((one / ROWS).read_bytes().splitlines())
@@ -93,7 +94,7 @@ def measured(n_points: int, n_processes: int, n_parts: int) -> dict[str, object]
 def in_pool(sweep: Sweep, folder: Path, n_processes: int) -> None:
     """Compute a sweep in processes that are started for it."""
     with LocalPool(n_processes) as pool:
-        run(sweep, folder, workers=pool)
+        sweeps.sweep(sweep, folder, workers=pool)
 
 
 def main() -> int:

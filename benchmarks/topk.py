@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from real.kernels.topk import select
+from real.kernels.topk import select_largest
 from simdist.plan.ops import SelectMethod
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -113,7 +113,7 @@ def compared(values: torch.Tensor, density: float, repetitions: int) -> Iterator
 
 def chosen(values: torch.Tensor, k: int, method: SelectMethod) -> torch.Tensor:
     """Return the selected values, of the same random stretch or sample each time."""
-    return select(values, k, method, generator=torch.Generator().manual_seed(1))[0]
+    return select_largest(values, k, method, generator=torch.Generator().manual_seed(1))[0]
 
 
 def medians(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from real.execution.virtual import World, perform
+from real.execution.virtual import World, perform_together
 from real.models.classifiers import conv_bn, mlp
 from simdist.schedules import Job, Sync
 
@@ -69,7 +69,7 @@ class Contest:
             world.losses()
             ends_s.append(time.process_time())
 
-        perform(plan, world.programs, world.memory, on_step=end)
+        perform_together(plan, world.programs, world.memory, on_step=end)
         return median(after - before for before, after in pairwise(ends_s[1:]))
 
     def by_hand(self, n_steps: int) -> float:

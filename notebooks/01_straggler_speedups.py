@@ -23,7 +23,8 @@ import runpy
 
 import numpy as np
 
-from simdist.engines import simulate
+from simdist.engines.observers import WholeTrace
+from simdist.engines.run import run
 from simdist.report import speedup_figure
 from simdist.report.figures import panels
 from simdist.report.palette import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILLION
@@ -57,7 +58,8 @@ small = load(f"{folder}/64.yaml").changed(
 def traces_with(delays_s):
     """Return the trace of each schedule, under a title, with these delays of hosts [seed, step, rank]."""
     built = {schedule.name: build(small, schedule) for schedule in small.schedules}
-    traces = {label: simulate(each.plan, each.costs, {"host": delays_s}) for label, each in built.items()}
+    drawn = {"host": delays_s}
+    traces = {label: run(each.plan, each.costs, drawn, observe=WholeTrace()) for label, each in built.items()}
     return {f"{label}: {1e3 * trace.makespan_s:.0f} ms": trace for label, trace in traces.items()}
 
 

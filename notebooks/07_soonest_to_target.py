@@ -143,7 +143,7 @@ def trained(name, label, n_steps, seed=0, on_step=None):
     tensors = tuple((each, tuple(p.shape), "float64") for each, p in make(0)[0].named_parameters())
     (schedule,) = (each for each in scenario.schedules if each.name == label)
     plan = training_plan(scenario.changed(steps=n_steps), schedule, TaskSetting("task", tensors, "task", 8))
-    return virtual.train(plan, make, task.loss, batch, seed=seed, on_step=on_step, batched=True)
+    return virtual.train_together(plan, make, task.loss, batch, seed=seed, on_step=on_step, batched=True)
 
 
 def stacked(modules):

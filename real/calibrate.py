@@ -18,13 +18,13 @@ from real import models
 from real.calibration import machine, output
 from real.calibration.clusters import Cores, LinkForm, derive
 from real.calibration.data import DataRates, Setup, measure_data, with_data
-from real.calibration.measure import measure, tasks
-from real.calibration.tables import OPS, OpName
+from real.calibration.measure import measure_task, tasks
+from real.calibration.tables import MEASURED_OPS, OpName
 from real.data.filecache import default_folder
 from real.data.sources import choose_decode, sample_shape
 from real.data.storages import open_storage, read_storage_index
+from real.processes.beats import boot_id
 from real.processes.exit_codes import run_command
-from real.processes.heartbeat import boot_id
 from real.processes.launch import Connection, RankPlace, connect, place
 from real.recording.timing import share_cores
 from simdist.errors import RunError, ScenarioError
@@ -56,9 +56,9 @@ class _Parsed(click.ParamType):  # type: ignore[type-arg]
 def _ops_of(text: str) -> tuple[OpName, ...]:
     """Return the collectives of a list such as "all_reduce,broadcast"."""
     names = [name.strip() for name in text.split(",")]
-    if unknown := [name for name in names if name not in OPS]:
-        raise ValueError(f"{unknown[0]!r} is no collective; there are {', '.join(OPS)}")
-    return tuple(op for op in OPS if op in names)
+    if unknown := [name for name in names if name not in MEASURED_OPS]:
+        raise ValueError(f"{unknown[0]!r} is no collective; there are {', '.join(MEASURED_OPS)}")
+    return tuple(op for op in MEASURED_OPS if op in names)
 
 
 _SIZE, _TIME, _RATE = (
@@ -73,7 +73,10 @@ _SIZE, _TIME, _RATE = (
 @click.option("cluster", "-o", "--output", type=click.Path(path_type=Path), help="Cluster file to write.")
 @click.option("raw", "--json", type=click.Path(path_type=Path), help="File for the seconds of every repetition.")
 @click.option(
-    "--ops", type=_Parsed("ops", _ops_of), default=",".join(OPS), help="Collectives; links follow from all_reduce."
+    "--ops",
+    type=_Parsed("ops", _ops_of),
+    default=",".join(MEASURED_OPS),
+    help="Collectives; links follow from all_reduce.",
 )
 @click.option("min_nbytes", "--min-size", type=_SIZE, default="1 kB", help="Smallest; others are 4, 16, ... times it.")
 @click.option("max_nbytes", "--max-size", type=_SIZE, default="16 MB", help="Sizes go up to this.")
@@ -99,7 +102,7 @@ def _command(**given: Any) -> None:
     # unless only a workload is wanted
     options.measures_links = bool(options.cluster or options.raw or not options.workload)
     here = place(os.environ)
-    sizes = sizes_of(options.min_nbytes, options.max_nbytes)
+    sizes = _sizes_of(options.min_nbytes, options.max_nbytes)
     _check(options, here)
     usual_batch_size = machine.preset_batch_size(options.model) if options.model else 1
     share_cores(here.local_world_size)
@@ -113,7 +116,7 @@ def _command(**given: Any) -> None:
         connection.agree("what to measure", f"{options.ops} {sizes} {options.measures_links} {options.model}")
         if here.rank == 0:
             for path in filter(None, (options.cluster, options.raw, options.workload)):
-                output.check_free(path, force=options.force)
+                output.check_writable(path, force=options.force)
         connection.barrier("the files can be written")
         measured = machine.source(connection, nodes)
         rates = _data(connection, options.data, options) if options.data else None
@@ -124,10 +127,10 @@ def _command(**given: Any) -> None:
             _model(connection, options.model, options.workload, batch_size, options, measured)
 
 
-def sizes_of(least: int, most: int) -> tuple[int, ...]:
+def _sizes_of(least: int, most: int) -> tuple[int, ...]:
     """Return the sizes from `least` up to `most`, each 4 times the one before.
 
-    >>> sizes_of(1000, 20_000)
+    >>> _sizes_of(1000, 20_000)
     (1000, 4000, 16000)
 
     Raises:
@@ -197,7 +200,7 @@ def _links(
         click.echo(f"measuring {len(todo)} operations: {about}", err=True)
     device = machine.measure_device(connection)
     cores = _cores(connection) if options.links == "line" and connection.backend == "gloo" else None
-    measurements = measure(connection, todo, budget_s=options.budget_s, gap_s=options.gap_s)
+    measurements = measure_task(connection, todo, budget_s=options.budget_s, gap_s=options.gap_s)
     if here.rank != 0:
         return
     source = f"{measured}; gaps of {format_seconds(options.gap_s)}"
@@ -253,14 +256,14 @@ def _model(
     parts = {"forward": times.forward_s, "backward": times.backward_s, "optimizer": times.optimize_s}
     said = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts.items())
     click.echo(f"{model}: {said}; the slowest rank takes {100 * times.spread:.2g} % longer than the fastest")
-    workload = machine.workload_of(
+    workload = machine.measured_workload(
         model, batch_size=batch_size, precision=options.precision, times=times, measured=measured
     )
     _write(path, dump_workload(workload), options.force)
 
 
 def _write(path: Path, content: str, force: bool) -> None:
-    output.write(path, content, force=force)
+    output.write_file(path, content, force=force)
     click.echo(f"wrote {path}")
 
 

@@ -21,7 +21,7 @@ import click
 from real import jobs, models
 from real.data.inputs import DataOptions, InputReader, open_input
 from real.data.tallies import Tally, gather_tallies, reads_of, salvage_tallies, tally_path, totals
-from real.execution.running import RunReport, check_world, perform
+from real.execution.running import RunReport, check_world, perform_run
 from real.processes.exit_codes import run_command
 from real.processes.launch import Connection, connect, place
 from real.recording.recorder import forget, salvage
@@ -173,7 +173,7 @@ def _one(
                 precision=options.precision,
                 checkpoints=options.checkpoints,
             )
-            done = perform(connection, run.plan, run.delays, program, parts=parts, begins=begins)
+            done = perform_run(connection, run.plan, run.delays, program, parts=parts, begins=begins)
             counted = _count(connection, run, source)
             if done:
                 done = _save(run, *done, counted, options.links if run.scenario.has_links else None)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from real.execution.batching import Made, StackedModule, per_rank
-from real.execution.virtual import World, perform
+from real.execution.virtual import World, perform_together
 from real.models.tasks import TaskFunctions
 from real.programs.binding import Binding, trained_parameters
 from simdist.errors import PlanError, RunError, ScenarioError, SimdistError
@@ -34,15 +34,15 @@ from simdist.plan import Plan, codec, ops
 
 _DECAY = 0.8  # per evaluation
 
-Say: TypeAlias = Callable[[Mapping[str, object]], None]
+_Say: TypeAlias = Callable[[Mapping[str, object]], None]
 
 
-class DivergedError(RunError):
+class _DivergedError(RunError):
     """A loss is not finite any more: an outcome of the training, and no fault of the run."""
 
 
 @dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
-class TrainingRequest:
+class _TrainingRequest:
     """What to do.
 
     Args:
@@ -80,9 +80,9 @@ def main(given: TextIO, out: TextIO) -> int:
         return 0
 
 
-def _answer(text: str, say: Say) -> int:
+def _answer(text: str, say: _Say) -> int:
     try:
-        order = TypeAdapter(TrainingRequest).validate_json(text)
+        order = TypeAdapter(_TrainingRequest).validate_json(text)
         task = TaskFunctions(order.task, order.seed)
         (_describe if order.describe else _learn)(task, order, say)
         return 0
@@ -91,7 +91,7 @@ def _answer(text: str, say: Say) -> int:
         say({"error": f"the order on standard input is wrong: {'; '.join(problems)}"})
         return 2
     except SimdistError as error:
-        say({"error": str(error)} | ({"diverged": True} if isinstance(error, DivergedError) else {}))
+        say({"error": str(error)} | ({"diverged": True} if isinstance(error, _DivergedError) else {}))
         return 1 if isinstance(error, RunError) else 2
     except BrokenPipeError:
         raise
@@ -104,7 +104,7 @@ def _answer(text: str, say: Say) -> int:
 
 
 @torch.no_grad()
-def _describe(task: TaskFunctions, order: TrainingRequest, say: Say) -> None:
+def _describe(task: TaskFunctions, order: _TrainingRequest, say: _Say) -> None:
     _set_seeds(order.seed)
     first = task.batch(0, 0)
     task.batch(1, 0)
@@ -161,7 +161,7 @@ def _rank_nbytes(task: TaskFunctions, module: nn.Module, optimizer: torch.optim.
     return sum(tensor.nbytes for tensor in (*states, *of_model, inputs, targets)) + 2 * sum(activations.values())
 
 
-def _learn(task: TaskFunctions, order: TrainingRequest, say: Say) -> None:
+def _learn(task: TaskFunctions, order: _TrainingRequest, say: _Say) -> None:
     plan = codec.load(order.plan)
     if order.device == "cuda" and not torch.cuda.is_available():
         raise ScenarioError("device is cuda, and torch finds no GPU here: write cpu")
@@ -176,7 +176,7 @@ def _learn(task: TaskFunctions, order: TrainingRequest, say: Say) -> None:
     _set_seeds(order.seed)
     run = _Learning(task, order, plan, say)
     run.tell(0)
-    perform(plan, run.world.programs, run.world.memory, seed=order.seed, on_step=run.end, late=order.late)
+    perform_together(plan, run.world.programs, run.world.memory, seed=order.seed, on_step=run.end, late=order.late)
     say({"done": True})
 
 
@@ -197,13 +197,12 @@ class _Learning:
         say: Told what there is, and what was found.
     """
 
-    def __init__(self, task: TaskFunctions, order: TrainingRequest, plan: Plan, say: Say) -> None:
+    def __init__(self, task: TaskFunctions, order: _TrainingRequest, plan: Plan, say: _Say) -> None:
         self._task = task
         self._order = order
         self._plan = plan
         self._say = say
         self._device = torch.device(order.device)
-        self._precision = torch.autocast(order.device, dtype=task.autocast, enabled=task.autocast is not None)
         self._n_passes = max(1, *(len(ops.forward_passes(body)) for body in plan.bodies))
         self._losses: list[float] = []
         self._noise = self._signal = 0.0
@@ -232,14 +231,14 @@ class _Learning:
         """Note what a step has come to.
 
         Raises:
-            DivergedError: A loss is not finite.
+            _DivergedError: A loss is not finite.
         """
         for scheduler in self.world.schedulers:
             scheduler.step()
         losses = self.world.losses() * self._n_passes
         computed = torch.tensor([program.loss is not None for program in self.world.programs]).expand(len(losses))
         if odd := (computed & ~losses.isfinite()).nonzero().flatten().tolist():
-            raise DivergedError(
+            raise _DivergedError(
                 f"task {self._order.task}: the loss of rank {odd[0]} at step {step} is {losses[odd[0]].item()}; a "
                 f"smaller learning rate may keep it finite"
             )
@@ -364,7 +363,7 @@ class _Learning:
             return [StackedModule(modules)] if self._batched else map(self._copy, modules)
 
         def total(module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-            with self._precision:
+            with torch.autocast(device.type, dtype=self._task.autocast, enabled=self._task.autocast is not None):
                 return loss(module(inputs), targets).sum()
 
         squares = together = apart = 0.0

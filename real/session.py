@@ -22,8 +22,8 @@ from real.collectives import byte_transfer
 from real.collectives.worlds import ProcessWorld, groups_of, late_servers, scratch_nbytes
 from real.processes.heartbeat import Guard
 from real.processes.launch import Connection
-from real.recording.clock import Clocks, common_start_s, compare
-from real.recording.recorder import RecordedPart, Recorder, gather, part_path, write_part
+from real.recording.clock import Clocks, agree_on_start_s, compare_clocks
+from real.recording.recorder import RecordedPart, Recorder, gather_trace, part_path, write_part
 from simdist.errors import RunError
 from simdist.plan import Plan
 from simdist.plan.delays import Delays
@@ -95,8 +95,8 @@ class Session:
             begins: Called with the common start, on this rank's own clock.
         """
         group = self.connection.group
-        clocks = compare(group=group)
-        start_s = common_start_s(clocks, group=group)
+        clocks = compare_clocks(group=group)
+        start_s = agree_on_start_s(clocks, group=group)
         if begins is not None:
             begins(start_s)
         if self.recorder is not None and self.recorder.path is not None:
@@ -122,9 +122,11 @@ class Session:
             raise RunError(f"plan {self.plan.name}: no times were noted, so there is no trace of it")
         recorder.forget_unended()
         group = self.connection.group
-        clocks = start.clocks, compare(group=group)
+        clocks = start.clocks, compare_clocks(group=group)
         late = self.world.late(self.plan)
-        trace = gather(recorder, self.plan, start_s=start.start_s, clocks=clocks, source=source, group=group, late=late)
+        trace = gather_trace(
+            recorder, self.plan, start_s=start.start_s, clocks=clocks, source=source, group=group, late=late
+        )
         return trace, clocks
 
 
@@ -151,12 +153,12 @@ def open_session(
         RunError: There is not enough memory, times cannot be recorded, or a rank is missing.
     """
     memory = Memory(plan, connection.device, buffers, scratch_nbytes=scratch_nbytes(plan), in_place=in_place)
-    world = make_world(connection, plan)
-    recorder = None if recording is None else make_recorder(connection, plan, recording)
+    world = _make_world(connection, plan)
+    recorder = None if recording is None else _make_recorder(connection, plan, recording)
     return Session(connection, plan, delays, memory, world, recorder, connection.guard)
 
 
-def make_world(connection: Connection, plan: Plan) -> ProcessWorld:
+def _make_world(connection: Connection, plan: Plan) -> ProcessWorld:
     """Make the process groups of a plan, which end with the connection. All ranks take part."""
     world = ProcessWorld(
         groups_of(plan),
@@ -168,7 +170,7 @@ def make_world(connection: Connection, plan: Plan) -> ProcessWorld:
     return world
 
 
-def make_recorder(connection: Connection, plan: Plan, recording: Recording) -> Recorder:
+def _make_recorder(connection: Connection, plan: Plan, recording: Recording) -> Recorder:
     """Make the recorder of this rank. All ranks take part.
 
     Raises:

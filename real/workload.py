@@ -37,7 +37,7 @@ _N_SAMPLES = 2  # of a batch of our own: batch normalisation takes no single sam
 
 
 @dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
-class CountingRequest:
+class _CountingRequest:
     """What to count.
 
     Args:
@@ -63,7 +63,7 @@ def main(given: TextIO, out: TextIO) -> int:
     answer: Mapping[str, object]
     with redirect_stdout(sys.stderr):  # what a model prints is no answer
         try:
-            answer = _answer(TypeAdapter(CountingRequest).validate_json(given.read()))
+            answer = _answer(TypeAdapter(_CountingRequest).validate_json(given.read()))
             code = 0
         except SimdistError as error:
             answer = {"error": str(error)}
@@ -73,7 +73,7 @@ def main(given: TextIO, out: TextIO) -> int:
     return code
 
 
-def _answer(request: CountingRequest) -> Mapping[str, object]:
+def _answer(request: _CountingRequest) -> Mapping[str, object]:
     module, batch = _build(request)
     if batch is None and any(isinstance(each, UninitializedParameter) for each in module.parameters()):
         raise ScenarioError(f"lazy layers get their sizes from a sample: {_GIVE_A_SAMPLE}")
@@ -90,7 +90,7 @@ def _answer(request: CountingRequest) -> Mapping[str, object]:
     }
 
 
-def _build(request: CountingRequest) -> _Built:
+def _build(request: _CountingRequest) -> _Built:
     """Return the model, and the batch that comes with it or has the requested shape."""
     try:
         found = load_reference(request.model, Path(), form=_FORM, is_wanted=callable)

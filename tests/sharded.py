@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from engine_runs import simulate
 from fsdp_settings import ROOT, OneRank, Root, Settings
 
 from simdist.cost.costs import Costs, Local, OpCost, Resources, Shared
-from simdist.engines import Engine, simulate
+from simdist.engines.choose import Engine
 from simdist.plan import Plan, ops
 from simdist.plan.check import check
 from simdist.plan.delays import Delays, delay_shapes

@@ -1,6 +1,7 @@
 """A job of few ranks that stragglers hold up, and its analysis."""
 
-from simdist.engines import simulate
+from engine_runs import simulate
+
 from simdist.runs.building import build, delays
 from simdist.scenario import Scenario, loads
 from simdist.traces.trace import Trace

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from commandline import SMALL
 
+from simdist import sweeps
 from simdist.files import read_jsonl
 from simdist.jobs.store import DESIGN, ROWS
-from simdist.sweeps import InProcess, LocalPool, load, run
+from simdist.sweeps import InProcess, LocalPool, load
 
 BAD = "{kind: misbehaving, period: 4, does: %s, gate: %s}"
 only_linux = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
@@ -33,9 +34,9 @@ def sweep_file(
 
 def compute(path: Path, folder: Path, *, n_workers: int = 0, **options):
     if n_workers == 0:
-        return run(load(path), folder, workers=InProcess(), **options)
+        return sweeps.sweep(load(path), folder, workers=InProcess(), **options)
     with LocalPool(n_workers) as pool:
-        return run(load(path), folder, workers=pool, **options)
+        return sweeps.sweep(load(path), folder, workers=pool, **options)
 
 
 def files(folder: Path) -> dict[str, bytes]:

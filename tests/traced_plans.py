@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine_runs import simulate
 from kineto_drawing import AUTOGRAD, MAIN, Drawing
 
-from simdist.engines import simulate
 from simdist.plan import Body, ops
 from simdist.plan.walk import walk
 from simdist.runs.building import build, delays

@@ -278,7 +278,7 @@ def by_plan(
 
 def in_virtual_world(plan: Plan, training: Training) -> tuple[np.ndarray, np.ndarray]:
     """Train on all ranks at once; return parameters and losses, rank by rank."""
-    result = virtual.train(plan, training.make, loss, training.batch)
+    result = virtual.train_together(plan, training.make, loss, training.batch)
     return result.parameters.numpy(), result.losses.numpy().T
 
 
@@ -456,7 +456,7 @@ def buffers_in_virtual_world(plan: Plan, values: Mapping[str, tuple[np.ndarray, 
     """Perform a plan without a model on all ranks at once, from the given values; return what is left."""
     memory = Memory(plan, CPU, {buffer.name for buffer in plan.buffers}, n_ranks=plan.world_size)
     _fill(memory, values)
-    virtual.perform(plan, [_idle(plan, memory.row(rank), rank) for rank in range(plan.world_size)], memory)
+    virtual.perform_together(plan, [_idle(plan, memory.row(rank), rank) for rank in range(plan.world_size)], memory)
     return _read(memory, plan)
 
 

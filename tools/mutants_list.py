@@ -164,7 +164,7 @@ _PLAN = (
     ),
 )
 
-_DES, _FAST, _RECURRENCE = "simdist/engines/des.py", "simdist/engines/fast.py", "simdist/engines/recurrence.py"
+_DES, _FAST, _RECURRENCE = "simdist/engines/des.py", "simdist/engines/vector.py", "simdist/engines/recurrence.py"
 _CONTENTION = "simdist/engines/contention.py"
 _ALIKE = "simdist/engines/alike.py"
 _SYMMETRY = "simdist/engines/symmetry.py"
@@ -233,7 +233,7 @@ _ENGINES = (
         "engines",
         "what a rank has computed before does not count where steps recur",
         "simdist/traces/breakdown.py",
-        "whole = key, self._moment().digest()",
+        "whole = key, self._now.digest()",
         "whole = key",
         ("tests/simdist/traces/test_breakdown.py", "-k", "recurs"),
     ),
@@ -264,9 +264,9 @@ _ENGINES = (
     Mutant(
         "engines",
         "an engine that refuses is the last to be asked",
-        "simdist/engines/__init__.py",
-        "    return first_exact(*(each for each in attempts if each is not None))",
-        "    return by_fast()",
+        "simdist/engines/run.py",
+        "            attempts.reverse()",
+        "            pass",
         (*_TEST_ALIKE, "-k", "comparison"),
     ),
     Mutant(
@@ -750,8 +750,8 @@ _COST = (
         "cost",
         "a peer answers before it was asked",
         _LOADS,
-        "2 * topology.network.latency_s + self._memory.latency_s",
-        "topology.network.latency_s + self._memory.latency_s",
+        "2 * self._topology.network.latency_s + self._memory.latency_s",
+        "self._topology.network.latency_s + self._memory.latency_s",
         _TEST_LOADS,
     ),
     Mutant(
@@ -1142,8 +1142,8 @@ _PROOF = (
         "proof",
         "a batch may be used twice",
         _PROVER,
-        'state[name] = self._value(name, {Tag("used"): self._own})',
-        "state[name] = self._value(name, {})",
+        'state[name] = self._layout.value(name, {Tag("used"): self._own})',
+        "state[name] = self._layout.value(name, {})",
         _TEST_PROOF,
     ),
     Mutant(
@@ -1158,7 +1158,7 @@ _PROOF = (
         "proof",
         "gradients of other tensors may be applied",
         _PROVER,
-        "            self._demand_places(grad, state[grad])",
+        "            self._layout.demand_places(grad, state[grad])",
         "            pass",
         _TEST_PROOF,
     ),
@@ -1190,7 +1190,7 @@ _PROOF = (
         "proof",
         "passes of a step are not told apart",
         _PROVER,
-        'Tag("forward", micro_batch=self._n_passes)',
+        'Tag("forward", micro_batch=self._now.n_passes)',
         'Tag("forward")',
         _TEST_PROOF,
     ),
@@ -1496,7 +1496,7 @@ _PROFILES = (
     Mutant(
         "profiles",
         "waiting counts as the transfer",
-        _JOB + "transfers.py",
+        _JOB + "exchanges.py",
         "if key[1] in _APART else least_s[key]",
         "if key[1] else least_s[key]",
         ("tests/simdist/profiles/test_waiting.py",),
@@ -1504,7 +1504,7 @@ _PROFILES = (
     Mutant(
         "profiles",
         "the update of a slice counts as that of the whole model",
-        "simdist/profiles/importing.py",
+        "simdist/profiles/stages.py",
         "optimize_s *= model.whole_per_slice",
         "optimize_s *= 1",
         (*_TEST_SHARDED, "-k", "plan_again and 1"),

@@ -39,7 +39,8 @@ def scenarios() -> Iterator[Path]:
 def digests(path: Path) -> Iterator[tuple[str, str]]:
     """Yield names and digests of what a scenario gives: of at most 60 steps, and by `des` of at most 128 ranks."""
     import simdist
-    from simdist import engines
+    from simdist.engines.observers import WholeTrace
+    from simdist.engines.run import run
     from simdist.errors import UnsupportedError
     from simdist.runs import building
 
@@ -50,12 +51,12 @@ def digests(path: Path) -> Iterator[tuple[str, str]]:
     for schedule in found.schedules:
         built = building.build(found, schedule)
         yield f"{source} {schedule.name} plan", built.plan.digest()
-        traffic = building.traffic(found, built.costs, found.seed)
+        live = building.live_of(found, built.costs)
         for engine in ("fast", "des"):
             if engine == "des" and built.plan.world_size > MAX_RANKS_OF_DES:
                 continue
             try:
-                trace = engines.simulate(built.plan, built.costs, drawn, engine=engine, traffic=traffic)
+                trace = run(built.plan, built.costs, drawn, observe=WholeTrace(), engine=engine, live=live)
             except UnsupportedError:
                 continue  # not every plan is exact with the fast engine
             yield f"{source} {schedule.name} {engine}", _digest(trace.ready_s, trace.start_s, trace.end_s)

@@ -687,13 +687,13 @@ def demo(_: Path, __: str) -> list[str]:
 def mutants(_: Path, __: str) -> list[str]:
     """Return how many planted bugs the tests notice, from the recorded run of `tools/mutants.py`."""
     found = recorded("mutants.json")
-    lines = ["| where | planted | killed | survived |", "|---|---|---|---|"]
-    for room in dict.fromkeys(each["room"] for each in found):
-        inside = [each for each in found if each["room"] == room]
-        survived = [each["name"] for each in inside if not each["killed"]]
-        lines.append(f"| {room} | {len(inside)} | {len(inside) - len(survived)} | {', '.join(survived)} |")
-    n_killed = sum(each["killed"] for each in found)
-    return [*lines, f"| in all | {len(found)} | {n_killed} | {len(found) - n_killed} |"]
+    survived = [each for each in found if not each["killed"]]
+    n_rooms = len({each["room"] for each in found})
+    return [
+        f"Of {len(found)} bugs in {n_rooms} places, {len(found) - len(survived)} are noticed. Not noticed:",
+        "",
+        *(f"* {each['room']}: {each['name']}" for each in survived),
+    ]
 
 
 def recorded(name: str) -> Any:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from simdist.engines import fast
+from simdist.engines.observers import WholeTrace
+from simdist.engines.run import run
 from simdist.plan import COLLECTIVES, occurrences
 from simdist.report import write_tables
 from simdist.runs.building import build
@@ -52,7 +53,7 @@ def step_s(n_needed: int, backup: int, delay_s: float) -> float:
     found = []
     for seed in range(N_SEEDS):
         drawn = np.random.default_rng(seed).exponential(delay_s, (1, scenario.steps, n))
-        trace = fast.simulate(built.plan, built.costs, {"compute": drawn})
+        trace = run(built.plan, built.costs, {"compute": drawn}, observe=WholeTrace(), engine="fast")
         found.append(np.diff(trace.end_s[rows].min(axis=1)))  # the first has it when it is there
     return float(np.median(found))
 

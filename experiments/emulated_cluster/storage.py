@@ -12,7 +12,8 @@ from pydantic import TypeAdapter
 from study import HERE, RESULTS
 
 from simdist.cost import price
-from simdist.engines import simulate
+from simdist.engines.observers import WholeTrace
+from simdist.engines.run import run as run_engine
 from simdist.plan import Plan
 from simdist.runs import run_directory
 from simdist.runs.building import build, delays
@@ -250,7 +251,7 @@ def scenario_of(case: Case, shape: Shape, calibrated: Calibrated, *, n_epochs: i
     """Return the scenario of a case on a shape."""
     cluster, files_nbytes = cluster_of(shape, calibrated.cluster), calibrated.files_nbytes
     base = load(HERE / "storage.yaml")
-    assert base.data is not None
+    assert base.input.data is not None
     n_samples = len(files_nbytes)
     level, sizes = case.small, {"memory": n_samples * base.workload.sample_nbytes, "disk": sum(files_nbytes)}
     if level is not None:
@@ -263,8 +264,7 @@ def scenario_of(case: Case, shape: Shape, calibrated: Calibrated, *, n_epochs: i
         name=case.name,
         cluster=cluster,
         workload=base.workload.model_copy(update={"decode_s": calibrated.decode_s}),
-        data=data,
-        input=base.input.model_copy(update={"prefetch": case.prefetch, "readers": case.readers}),
+        input=base.input.model_copy(update={"prefetch": case.prefetch, "readers": case.readers, "data": data}),
         steps=n_epochs * (n_samples // (base.workload.batch_size * cluster.world_size)),
     )
 
@@ -278,7 +278,8 @@ def write_run(path: Path, scenario: Scenario) -> None:
 def compare(path: Path, case: Case) -> Result:
     """Compare what was measured in a run with a simulation of it."""
     run = run_directory.read(path)
-    simulated = simulate(run.plan, price(run.plan, run.scenario.cluster, run.scenario.workload), run.delays)
+    costs = price(run.plan, run.scenario.cluster, run.scenario.workload)
+    simulated = run_engine(run.plan, costs, run.delays, observe=WholeTrace())
     if case.sleeps:
         wanted = found = _nothing(run.plan)
     else:

@@ -11,10 +11,11 @@ from typing import Literal
 import numpy as np
 from pydantic import TypeAdapter
 
-from simdist.engines import simulate
+from simdist.engines.observers import WholeTrace
+from simdist.engines.run import run as run_engine
 from simdist.plan.delays import Delays
 from simdist.runs import run_directory
-from simdist.runs.building import build, delays, price_of, traffic
+from simdist.runs.building import build, delays, live_of, price_of
 from simdist.scenario import Cluster, Scenario, load, load_cluster
 from simdist.scenario.cluster import Storage
 from simdist.schedules import Schedule
@@ -285,7 +286,8 @@ def compare(folders: Iterable[Path], cluster: Cluster, study: Study) -> list[Res
         for schedule in scenario.schedules:
             run = run_directory.read(folder / schedule.name)
             costs = price_of(run.plan, scenario)
-            simulated = simulate(run.plan, costs, run.delays, traffic=traffic(scenario, costs, scenario.seed))
+            live = live_of(scenario, costs)
+            simulated = run_engine(run.plan, costs, run.delays, observe=WholeTrace(), live=live)
             measured = run_directory.read_trace(run.path / run_directory.REAL, plan=run.plan)
             compared = validate(with_links(run, measured, costs), simulated, run.delays, costs)
             results.append(_result(model, trouble, compared, charged(measured, simulated, run.delays)))

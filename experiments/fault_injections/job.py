@@ -31,7 +31,7 @@ from torch import nn
 import real
 import real.session
 import simdist.files
-from real.processes.heartbeat import Heartbeat
+from real.processes.beats import Heartbeat
 from real.processes.signing import SignedStore
 from real.recording.recorder import Recorder
 from simdist.plan import Plan

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist import engines
+from simdist.engines.observers import WholeTrace
+from simdist.engines.run import run
 from simdist.report import page_command
 from simdist.runs.building import build, delays
 from simdist.scenario import Host, Pauses, Scenario, load
@@ -116,7 +117,8 @@ def placed_run_s(facts: Facts, covered_s: tuple[float, float], seed: int, host: 
     """Return the simulated seconds of the updates, with pauses placed as published."""
     scenario = scenario_of(facts, Pauses(every=facts.every, delay_s=facts.pause_s), host=host)
     built = build(scenario, scenario.schedules[0])
-    return engines.simulate(built.plan, built.costs, {"host": placed_s(facts, covered_s, seed)}).makespan_s
+    drawn = {"host": placed_s(facts, covered_s, seed)}
+    return run(built.plan, built.costs, drawn, observe=WholeTrace()).makespan_s
 
 
 def drawn_run(facts: Facts, covered_s: tuple[float, float], seed: int) -> tuple[float, int, int]:
@@ -124,7 +126,7 @@ def drawn_run(facts: Facts, covered_s: tuple[float, float], seed: int) -> tuple[
     pauses = Pauses(every=facts.every, delay_s=facts.pause_s, covered_s=covered_s)
     scenario = scenario_of(facts, pauses).changed(seed=seed)
     built = build(scenario, scenario.schedules[0])
-    trace = engines.simulate(built.plan, built.costs, delays(scenario))
+    trace = run(built.plan, built.costs, delays(scenario), observe=WholeTrace())
     uncovered = scenario.changed(disturbances=[pauses.model_copy(update={"covered_s": NOTHING_S})])
     pausing = delays(uncovered)["host"][0] > 0
     return trace.makespan_s, int(pausing.sum()), int(pausing.any(axis=1).sum())
@@ -140,7 +142,7 @@ def coordinated_run_s(facts: Facts) -> float:
     later = Pauses(every=(apart, apart), first=(second, second), delay_s=pause_s)
     scenario = scenario_of(facts, at_first, later)
     built = build(scenario, scenario.schedules[0])
-    return engines.simulate(built.plan, built.costs, delays(scenario)).makespan_s
+    return run(built.plan, built.costs, delays(scenario), observe=WholeTrace()).makespan_s
 
 
 @dataclass(frozen=True)

@@ -95,14 +95,15 @@ def _emit(part: common.Part, trouble: str, runs: Path, cluster: Path) -> None:
 
 def _traces(path: Path, cluster: Path):
     """Return the simulated trace, the measured one and the delays of the run in a folder."""
-    from simdist.engines import simulate
+    from simdist.engines.observers import WholeTrace
+    from simdist.engines.run import run as run_engine
     from simdist.runs import run_directory
     from simdist.runs.building import price_of
     from simdist.scenario import load_cluster
 
     run = run_directory.read(path)
     scenario = run.scenario.changed(cluster=load_cluster(cluster))
-    simulated = simulate(run.plan, price_of(run.plan, scenario), run.delays)
+    simulated = run_engine(run.plan, price_of(run.plan, scenario), run.delays, observe=WholeTrace())
     measured = run_directory.read_trace(path / run_directory.REAL, plan=run.plan)
     return simulated, measured, run.delays
 

@@ -30,7 +30,8 @@ import results as kept  # noqa: E402
 from jobs import CASES, CONVNETS, LOCAL_8, SHARDED, TINY, TINY_SHARDED, Case  # noqa: E402
 from results import Computing, Delay, Result, Timing  # noqa: E402
 
-from simdist.engines import simulate  # noqa: E402
+from simdist.engines.observers import WholeTrace  # noqa: E402
+from simdist.engines.run import run as run_engine  # noqa: E402
 from simdist.report import print_tables, write_tables  # noqa: E402
 from simdist.runs.building import build, delays  # noqa: E402
 from simdist.scenario import Scenario, load  # noqa: E402
@@ -50,7 +51,8 @@ def predict(scenario: Scenario, case: Case) -> dict[str, float]:
     found = {}
     for schedule in played.schedules:
         built = build(played, schedule)
-        found[schedule.name] = simulate(built.plan, built.costs, delays(played)).makespan_s / played.steps
+        trace = run_engine(built.plan, built.costs, delays(played), observe=WholeTrace())
+        found[schedule.name] = trace.makespan_s / played.steps
     return found
 
 

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from decisions import script
 
-from simdist import engines
 from simdist.cost import Costs
+from simdist.engines.observers import WholeTrace
+from simdist.engines.run import run
 from simdist.runs.building import Built, build, delays
 from simdist.scenario import Scenario
 from simdist.studies.published_errors import doubted, storage_doubts
@@ -61,7 +62,7 @@ class Reading:
 
     def step_s(self, built: Built, costs: Costs) -> float:
         """Simulate, and return the seconds of a step among those that count."""
-        trace = engines.simulate(built.plan, costs, delays(self.scenario), engine="des")
+        trace = run(built.plan, costs, delays(self.scenario), observe=WholeTrace(), engine="des")
         end_s = step_end_s(trace).max(axis=1)
         return float((end_s[-1] - end_s[self.n_before - 1]) / (self.scenario.steps - self.n_before))
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from statistics import median
 
 from simdist.cost import price
-from simdist.engines import fast
+from simdist.engines.observers import WholeTrace
+from simdist.engines.run import run
 from simdist.plan import Plan
 from simdist.report import page_command
 from simdist.scenario.cluster import Cluster, Device, Link
@@ -100,7 +101,7 @@ def utilization(plan: Plan, workload: Workload, gbit_per_s: float) -> float:
         network=network,
         device=Device(memory_bandwidth_Bps=math.inf),
     )
-    trace = fast.simulate(plan, price(plan, cluster, workload), {})
+    trace = run(plan, price(plan, cluster, workload), {}, observe=WholeTrace(), engine="fast")
     return plan.n_steps * (workload.forward_s + workload.backward_s) / trace.makespan_s
 
 

@@ -172,7 +172,7 @@ def exact_losses(one: Learned, task: tasks.TaskFunctions) -> np.ndarray:
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as real ranks have
     with patch.object(virtual, "_reduced", _summed_as_gloo):
-        found = virtual.train(one.timed.plan, lambda rank: task.make(rank)[:2], task.loss, task.batch)
+        found = virtual.train_together(one.timed.plan, lambda rank: task.make(rank)[:2], task.loss, task.batch)
     torch.set_num_threads(n_threads)
     return found.losses.numpy()
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from simdist.jobs.workers import LocalPool, Workers
 from simdist.learning.curves import parse_target
-from simdist.learning.summary import learn
+from simdist.learning.summary import train_schedules
 from simdist.learning.training import Trainer, describe
 from simdist.machine import n_cores
 from simdist.report import print_tables, write_tables
@@ -96,10 +96,10 @@ def searches(case: Case, pool: Workers) -> Iterator[Search]:
     _, entrants = simulate_entrants(scenario, wanted, task, exhaustive, case.lr_factors)
     for text in case.targets:
         target, trainer = parse_target(text), Trainer(None, pool, lambda *_: None)
-        train = partial(learn, task=task, trainer=trainer)
+        train = partial(train_schedules, task=task, trainer=trainer)
         (first, *_), _, n_fell = race(entrants, train, target, every=EVERY, n_base=len(case.lr_factors))
-        times = {each.label: each.to_target(target)[1, 0] for each in learn(entrants, task, exhaustive)}
-        (found,) = learn([first], task, exhaustive)
+        times = {each.label: each.to_target(target)[1, 0] for each in train_schedules(entrants, task, exhaustive)}
+        (found,) = train_schedules([first], task, exhaustive)
         best, n_all = min(times, key=lambda label: times[label]), len(entrants) * scenario.steps
         yield Search(
             case.task,

@@ -24,7 +24,7 @@ from simdist.errors import RunError
 from simdist.machine import free_memory_nbytes
 from simdist.plan import Buffer, Plan, ops
 
-DTYPES: Mapping[str, torch.dtype] = {
+TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "float64": torch.float64,
     "float32": torch.float32,
     "float16": torch.float16,
@@ -34,7 +34,7 @@ DTYPES: Mapping[str, torch.dtype] = {
 
 
 @dataclass(frozen=True, slots=True)
-class SparseTensor:
+class _SparseTensor:
     """Some values of a vector, with their indices.
 
     Args:
@@ -84,11 +84,11 @@ class Memory:
         self._check_fits(plan, scratch_nbytes)
         units = distinct_counts(plan)
         self._dense: dict[str, Tensor] = {}
-        self._sparse: dict[str, SparseTensor] = {}
+        self._sparse: dict[str, _SparseTensor] = {}
         for buffer in wanted:
-            values = self._zeros(buffer, DTYPES[buffer.dtype])
+            values = self._zeros(buffer, TORCH_DTYPES[buffer.dtype])
             if buffer.sparse:
-                self._sparse[buffer.name] = SparseTensor(values, self._zeros(buffer, torch.int32), units[buffer.name])
+                self._sparse[buffer.name] = _SparseTensor(values, self._zeros(buffer, torch.int32), units[buffer.name])
             else:
                 self._dense[buffer.name] = values
         self._dense.update({name: self._dense[other] for name, other in in_place.items() if name in names})
@@ -100,7 +100,7 @@ class Memory:
         """Return the tensor of a dense buffer, shape `[count]`."""
         return self._dense[name]
 
-    def sparse(self, name: str) -> SparseTensor:
+    def sparse(self, name: str) -> _SparseTensor:
         """Return the values and indices of a sparse buffer."""
         return self._sparse[name]
 

@@ -54,7 +54,7 @@ def transform(memory: Memory, op: Transform, *, step: int, rank: int) -> None:
             assert_never(op)
 
 
-def warm_up(plan: Plan, memory: Memory) -> None:
+def warm_up_transforms(plan: Plan, memory: Memory) -> None:
     """Perform each such operation of a plan once to compile or load kernels, and leave the buffers unchanged.
 
     Args:
@@ -90,7 +90,7 @@ def _select(memory: Memory, op: ops.Select, generator: torch.Generator) -> None:
     residual = memory.dense(op.residual)
     taken = memory.sparse(op.dst)
     residual.add_(memory.dense(op.src))
-    values, indices = topk.select(residual, op.k, op.method, generator=generator)
+    values, indices = topk.select_largest(residual, op.k, op.method, generator=generator)
     taken.values.copy_(values)
     taken.indices.copy_(indices)
     residual.index_copy_(0, indices.long(), _lost(values, taken.values))
@@ -110,7 +110,7 @@ def _merge(memory: Memory, op: ops.Merge) -> None:
     kept = memory.sparse(op.dst)
     residual = memory.dense(op.residual)
     sums, indices = _summed(given.values.to(residual.dtype), given.indices)
-    values, places = topk.select(sums, kept.values.numel(), "exact")
+    values, places = topk.select_largest(sums, kept.values.numel(), "exact")
     places = places.long()
     kept.values.copy_(values)
     kept.indices.copy_(indices[places])

@@ -45,11 +45,11 @@ from real.recording.timing import now_s
 from simdist.cost.topology import LinkCost
 from simdist.scenario import Cluster, Disk, HostMemory, Storage
 
-N_ALONE = 32  # files that one thread reads
+_N_ALONE = 32  # files that one thread reads
 
 
 @dataclass(frozen=True, slots=True)
-class Readings:
+class _Readings:
     """The samples that a rank reads in each of the three readings of a level.
 
     Args:
@@ -67,7 +67,7 @@ class Readings:
     said: str
 
 
-def fresh_readings(place: RankPlace, n_each: int, n_samples: int) -> Readings:
+def fresh_readings(place: RankPlace, n_each: int, n_samples: int) -> _Readings:
     """Return readings without common samples between ranks or between readings, as far as there are enough samples.
 
     Args:
@@ -75,7 +75,7 @@ def fresh_readings(place: RankPlace, n_each: int, n_samples: int) -> Readings:
         n_each: Samples of a rank in a reading.
         n_samples: Samples of the data set.
     """
-    n_alone = min(N_ALONE, n_each)
+    n_alone = min(_N_ALONE, n_each)
     begin_of_node = n_alone
     begin_of_all = begin_of_node + place.local_world_size * n_each
     n_wanted = begin_of_all + place.world_size * n_each
@@ -86,7 +86,7 @@ def fresh_readings(place: RankPlace, n_each: int, n_samples: int) -> Readings:
     said = "every file was read once"
     if n_wanted > n_samples:
         said = f"of {n_wanted} reads {n_wanted - n_samples} were of files read before, for the data set has no more"
-    return Readings(
+    return _Readings(
         alone=tuple(range(n_alone)) if place.rank == 0 else (),
         of_node=part(begin_of_node + place.rank * n_each) if place.rank < place.local_world_size else (),
         of_all=part(begin_of_all + place.rank * n_each),
@@ -95,10 +95,10 @@ def fresh_readings(place: RankPlace, n_each: int, n_samples: int) -> Readings:
     )
 
 
-def same_readings(samples: Sequence[int]) -> Readings:
+def _same_readings(samples: Sequence[int]) -> _Readings:
     """Return readings of the same samples, for a level that keeps them."""
     mine = tuple(samples)
-    return Readings(mine[:N_ALONE], mine, mine, n_alone=2, said="every file was read several times")
+    return _Readings(mine[:_N_ALONE], mine, mine, n_alone=2, said="every file was read several times")
 
 
 def drop_cached(storage: DataStorage, index: SampleIndex, samples: Sequence[int]) -> bool:
@@ -204,7 +204,7 @@ def measure_data(connection: Connection, setup: Setup) -> DataRates:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="calibrate-", dir=setup.cache))
         cache = FileCache(Path(folder), setup.index)
         contents = {sample: read(entries[sample]) for sample in probe.mine}
-        again = same_readings(probe.mine)
+        again = _same_readings(probe.mine)
         _, write_Bps, _ = probe.compare("disk, written", lambda sample: _write(cache, sample, contents[sample]), again)
         disk_s, read_Bps, _ = probe.compare("disk, read", lambda sample: len(cache.get(sample) or b""), again)
         decode_s = probe.alone(lambda sample: _decoded(setup, entries[sample].name, contents[sample]), again)
@@ -266,13 +266,13 @@ class _Probe:
         self._n_readers = setup.n_readers
         n_each = min(max(_N_EACH, 4 * setup.n_readers), len(setup.index) // here.world_size or 1)
         self.mine = [(here.rank * n_each + number) % len(setup.index) for number in range(n_each)]
-        self.first = np.arange(min(N_ALONE, n_each))
+        self.first = np.arange(min(_N_ALONE, n_each))
 
     def compare(
         self,
         name: str,
         read: Callable[[int], int],
-        readings: Readings,
+        readings: _Readings,
         prepare: Callable[[Sequence[int]], object] = lambda _: None,
     ) -> tuple[NDArray[np.float64], float, float]:
         """Return the seconds of each of `first`, and the bytes per second of the first node and of all.
@@ -291,7 +291,7 @@ class _Probe:
             rates_Bps.append(self._together(name, read, samples))
         return file_s, rates_Bps[0], rates_Bps[1]
 
-    def alone(self, act: Callable[[int], int], readings: Readings) -> NDArray[np.float64]:
+    def alone(self, act: Callable[[int], int], readings: _Readings) -> NDArray[np.float64]:
         """Return the seconds that one rank needs to act on each of `first`, the fastest of several times."""
         seconds: list[float] = []
         self.connection.barrier("one rank reads alone")
@@ -354,7 +354,7 @@ def _request_s(probe: _Probe, store: MemoryStore, geometry: Geometry) -> float |
             peers = stack.enter_context(PeerClient(key, geometry.sample_nbytes, address_of=lambda _: other))
             out = np.empty(geometry.sample_nbytes, dtype=np.uint8)
             ask = partial(peers.get_many, 1, [Want(probe.mine[0])], [out])
-            seconds = statistics.median(_seconds(ask) for _ in range(N_ALONE))
+            seconds = statistics.median(_seconds(ask) for _ in range(_N_ALONE))
         answers = connection.exchange("seconds of a request", repr(seconds))
         return float(answers[0])
 

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from real.buffers.memory import Memory
-from real.calibration.tables import ITEM_NBYTES, Measurement, MeasuringTask, OpName, Where
+from real.calibration.tables import FLOAT_NBYTES, Measurement, MeasuringTask, OpName, Where
 from real.collectives.worlds import ProcessWorld
 from real.processes.launch import Connection
-from real.recording.clock import Clocks, compare
+from real.recording.clock import Clocks, compare_clocks
 from real.recording.timing import now_s, precise_sleeps, sleep_s
 from simdist.plan import Buffer, Plan, ops
 from simdist.plan.group import Group
@@ -53,7 +53,7 @@ def tasks(n_nodes: int, ranks_per_node: int, sizes: Sequence[int], ops: Sequence
         pairs.append(("pair of nodes", across))
     if n > 1 and n_nodes > 1:
         wheres += [("all per node", across), ("world", everyone)]
-    counts = sorted({max(1, round(size / ITEM_NBYTES / world_size)) * world_size for size in sizes})
+    counts = sorted({max(1, round(size / FLOAT_NBYTES / world_size)) * world_size for size in sizes})
     return [
         task
         for count in counts
@@ -82,7 +82,7 @@ def one_op_plan(op: ops.Collective, count: int, world_size: int) -> Plan:
     return Plan.from_steps("calibration", world_size=world_size, buffers=buffers, steps=[(op,)])
 
 
-def measure(
+def measure_task(
     connection: Connection, todo: Sequence[MeasuringTask], *, budget_s: float, gap_s: float
 ) -> list[Measurement]:
     """Measure; all ranks take part with the same tasks and get the results.
@@ -100,7 +100,7 @@ def measure(
     world = ProcessWorld({COMM.communicator: groups}, timeout_s=connection.timeout_s)
     precise_sleeps()
     deadline_s = now_s() + budget_s
-    bench = _Bench(connection, world, gap_s, compare())
+    bench = _Bench(connection, world, gap_s, compare_clocks())
     left = math.fsum(map(_weight, todo))
     results: list[Measurement] = []
     for before, task in zip((None, *todo), todo, strict=False):
@@ -129,7 +129,7 @@ class _Bench:
 
     def compare_clocks(self) -> None:
         """Compare the clocks again, because they drift."""
-        self._clocks = compare()
+        self._clocks = compare_clocks()
 
     def measure(self, task: MeasuringTask, share_s: float) -> Measurement:
         """Repeat a task for about these seconds, by rank 0's clock."""

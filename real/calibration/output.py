@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from real.calibration.data import DataRates
-from real.calibration.line_fit import predicted_s
+from real.calibration.line_fit import predicted_task_s
 from real.calibration.tables import Measurement
 from simdist.errors import RunError, ScenarioError
 from simdist.files import replacing
@@ -92,7 +92,7 @@ def raw_results(
     return json.dumps(head | of_data | {"measurements": rows}, indent=1) + "\n"
 
 
-def check_free(path: Path, *, force: bool) -> None:
+def check_writable(path: Path, *, force: bool) -> None:
     """Check before the measurement that a file can be written.
 
     Raises:
@@ -105,14 +105,14 @@ def check_free(path: Path, *, force: bool) -> None:
         raise RunError(f"{path}: cannot be written: {path.parent} is no folder that this user may write to")
 
 
-def write(path: Path, content: str, *, force: bool) -> None:
+def write_file(path: Path, content: str, *, force: bool) -> None:
     """Write a file atomically; an interruption leaves the old file or none.
 
     Raises:
         ScenarioError: Another process wrote the file in the meantime.
         RunError: The file cannot be written.
     """
-    check_free(path, force=force)
+    check_writable(path, force=force)
     with replacing(path) as part:
         part.write_text(content, encoding="utf-8")
 
@@ -121,7 +121,7 @@ def _row(each: Measurement, cluster: Cluster | None) -> tuple[str, ...]:
     task = each.task
     algbw_Bps = task.nbytes / each.median_s
     busbw_Bps = algbw_Bps * bus_factor(task.op, task.n_members)
-    model_s = predicted_s(cluster, task) if cluster else None
+    model_s = predicted_task_s(cluster, task) if cluster else None
     return (
         task.op,
         f"{task.where} ({task.n_members})",

@@ -20,8 +20,8 @@ from simdist.settings.units import format_nbytes
 
 OpName: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "sendrecv"]
 Where: TypeAlias = Literal["node", "one per node", "all per node", "world", "pair in node", "pair of nodes"]
-OPS: tuple[OpName, ...] = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
-ITEM_NBYTES = 4
+MEASURED_OPS: tuple[OpName, ...] = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
+FLOAT_NBYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class MeasuringTask:
     @property
     def nbytes(self) -> int:
         """Size of the whole, as in nccl-tests: S in the formulas."""
-        return self.count * ITEM_NBYTES
+        return self.count * FLOAT_NBYTES
 
     @property
     def n_members(self) -> int:
@@ -135,7 +135,7 @@ def pooled(points: Sequence[Hop]) -> list[Hop]:
     return [replace(hop, time_s=time_s) for hop, time_s in zip(points, times_s, strict=True)]
 
 
-def table(points: Sequence[Hop]) -> Link:
+def link_table(points: Sequence[Hop]) -> Link:
     """Return a link with a table of these points, pooled if times decrease.
 
     Raises:
@@ -180,11 +180,11 @@ def _fit(points: Sequence[Hop], *, least_s_per_byte: float = 0.0) -> tuple[float
     time_s = np.array([hop.time_s for hop in points])
     weights = np.sqrt([hop.weight for hop in points]) / time_s
     columns = np.stack([weights, nbytes * weights], axis=1)
-    latency_s, slope_s = non_negative(columns, (time_s - least_s_per_byte * nbytes) * weights).tolist()
+    latency_s, slope_s = _non_negative(columns, (time_s - least_s_per_byte * nbytes) * weights).tolist()
     return latency_s, least_s_per_byte + slope_s
 
 
-def non_negative(factors: NDArray[np.float64], times: NDArray[np.float64]) -> NDArray[np.float64]:
+def _non_negative(factors: NDArray[np.float64], times: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the non-negative least-squares solution; columns are scaled first, because units differ.
 
     Args:

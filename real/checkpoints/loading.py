@@ -9,7 +9,7 @@ from torch import nn
 from real.checkpoints.distributed import load_copy
 from real.checkpoints.rank_state import RankState
 from real.checkpoints.store import DamagedError
-from real.checkpoints.zip_file import content_of, read_index
+from real.checkpoints.zip_file import content_of, read_zip_index
 from simdist.errors import RunError, naming_file
 
 
@@ -36,7 +36,7 @@ def load_checkpoint(
     state = RankState(module, optimizer or torch.optim.SGD(module.parameters()), {}, torch.device("cpu"))
     with naming_file(path, "read"):
         try:
-            index = read_index(path)
+            index = read_zip_index(path)
         except DamagedError as error:
             raise RunError(f"{path}: {error}") from None
         if rank not in range(len(index.ranks)):

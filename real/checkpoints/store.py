@@ -74,7 +74,7 @@ class JobIdentity:
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed:
+class _Resumed:
     """The state to resume from.
 
     Args:
@@ -166,7 +166,7 @@ class CheckpointStore:
         """
         self._wait(lambda: self._save(step, sections))
 
-    def resume(self) -> Resumed | None:
+    def resume(self) -> _Resumed | None:
         """Return the state in the newest intact checkpoint; None if there is none. All ranks take part.
 
         Raises:
@@ -184,7 +184,7 @@ class CheckpointStore:
                 continue
             for text in damaged if self._rank == 0 else ():
                 warnings.warn(f"{text}; going on from {path}", RuntimeWarning, stacklevel=2)
-            return Resumed(_step_of(path), sections)
+            return _Resumed(_step_of(path), sections)
         if damaged:
             raise RunError(f"no checkpoint is complete: {'; '.join(damaged)}; delete them to begin again")
         return None

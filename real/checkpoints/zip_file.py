@@ -49,7 +49,7 @@ class CheckpointIndex:
 _INDEX = TypeAdapter(CheckpointIndex)
 
 
-def write(path: Path, index: CheckpointIndex, members: Iterable[tuple[str, Tensor]]) -> None:
+def write_zip(path: Path, index: CheckpointIndex, members: Iterable[tuple[str, Tensor]]) -> None:
     """Write a checkpoint, and rename it when it is complete and on the disk.
 
     Args:
@@ -68,7 +68,7 @@ def write(path: Path, index: CheckpointIndex, members: Iterable[tuple[str, Tenso
         archive.writestr(zipfile.ZipInfo(_INDEX_NAME), _INDEX.dump_json(index))
 
 
-def read_index(path: Path) -> CheckpointIndex:
+def read_zip_index(path: Path) -> CheckpointIndex:
     """Read the contents of a checkpoint, and check all of it.
 
     Raises:
@@ -90,7 +90,7 @@ def read_index(path: Path) -> CheckpointIndex:
 
 
 def _check_sizes(archive: zipfile.ZipFile, file_nbytes: int) -> None:
-    """Refuse members larger than the file, because `write` compresses nothing."""
+    """Refuse members larger than the file, because `write_zip` compresses nothing."""
     members = archive.infolist()
     nbytes = sum(info.file_size for info in members)
     if any(info.compress_type != zipfile.ZIP_STORED for info in members) or nbytes > file_nbytes:
@@ -134,7 +134,7 @@ class ZipEncoding:
                 )
                 index = CheckpointIndex(step, job, tuple(dict(zip(sections, row, strict=True)) for row in sha256))
                 try:
-                    write(path, index, arriving)
+                    write_zip(path, index, arriving)
                 except RunError:
                     for _ in arriving:  # the others send it anyway
                         pass
@@ -150,7 +150,7 @@ class ZipEncoding:
         problems: dict[int, BaseException] = {}
         if dist.get_rank() == 0:
             try:
-                index = read_index(path)
+                index = read_zip_index(path)
                 job.check(path, index.job)
                 ranks = index.ranks
             except (DamagedError, OSError, RunError) as error:

@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from real.buffers.memory import DTYPES
-from real.processes.messages import greet, receive, send, welcome
+from real.buffers.memory import TORCH_DTYPES
+from real.processes.messages import greet, receive, send_message, welcome
 from simdist.errors import RunError
 from simdist.plan import Servers
 
@@ -121,19 +121,21 @@ class ArrivalServer:
             exchange.n_came += what == _COME
             is_first = what == _COME and exchange.n_came <= n_first
         if what in (_IS_IT_OVER, _COME):
-            send(connection, [_FIRST if is_first else _OVER if is_over else _LATE], deadline_s=deadline_s)
+            send_message(connection, [_FIRST if is_first else _OVER if is_over else _LATE], deadline_s=deadline_s)
             return
         if what == _PUSH:
             content = bytearray(nbytes)
             receive(connection, content, deadline_s=deadline_s)
-            self._take(number, exchange, rank, torch.frombuffer(content, dtype=DTYPES[dtype.rstrip(b"\0").decode()]))
+            self._take(
+                number, exchange, rank, torch.frombuffer(content, dtype=TORCH_DTYPES[dtype.rstrip(b"\0").decode()])
+            )
         total = self._await(exchange)
         deadline_s = time.monotonic() + self._timeout_s + _GRACE_S  # it may first receive the data of others
         if isinstance(total, str):
             text = total.encode()
-            send(connection, [_FAILED, _RANK.pack(len(text)), text], deadline_s=deadline_s)
+            send_message(connection, [_FAILED, _RANK.pack(len(text)), text], deadline_s=deadline_s)
             return
-        send(connection, [_OVER, total.view(torch.uint8).numpy().data], deadline_s=deadline_s)
+        send_message(connection, [_OVER, total.view(torch.uint8).numpy().data], deadline_s=deadline_s)
         with self._changed:
             exchange.n_have_it += 1
             if exchange.n_have_it == self._world_size:
@@ -203,7 +205,7 @@ class ArrivalClient:
             with _explained(server):
                 self._connections[server] = made = socket.create_connection((host, int(port)), timeout=timeout_s)
                 greet(made, key, deadline_s=deadline_s)
-                send(made, [_RANK.pack(rank)], deadline_s=deadline_s)
+                send_message(made, [_RANK.pack(rank)], deadline_s=deadline_s)
 
     def is_over(self) -> bool:
         """Tell whether the next exchange has happened without this rank."""
@@ -231,7 +233,7 @@ class ArrivalClient:
             head = _HEAD.pack(_PUSH if is_first else _PULL, self._number, n_first, part.nbytes, name)
             with _explained(server):
                 message = [head, part.data] if is_first else [head]
-                send(self._connections[server], message, deadline_s=deadline_s)
+                send_message(self._connections[server], message, deadline_s=deadline_s)
         for server, part in held:
             with _explained(server):
                 self._pull(self._connections[server], part, deadline_s)
@@ -243,7 +245,7 @@ class ArrivalClient:
         """Return the answer of rank 0."""
         deadline_s = time.monotonic() + self._timeout_s + 2 * _GRACE_S
         with _explained(0):
-            send(self._connections[0], [_HEAD.pack(what, self._number, n_first, 0, b"")], deadline_s=deadline_s)
+            send_message(self._connections[0], [_HEAD.pack(what, self._number, n_first, 0, b"")], deadline_s=deadline_s)
             return _hear(self._connections[0], 1, deadline_s)
 
     def _pull(self, connection: socket.socket, part: NDArray[np.uint8], deadline_s: float) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor
 from real.buffers.memory import Scratch
 from simdist.plan import Servers
 
-ARRIVING_NBYTES = 2**26  # memory of a server for the pieces of all members
+_ARRIVING_NBYTES = 2**26  # memory of a server for the pieces of all members
 
 _LEAST_PIECE_NBYTES = 2**16  # smaller messages take equally long; with very many members, a server needs more memory
 
@@ -39,7 +39,7 @@ def moves_gpu_tensors(process_group: dist.ProcessGroup | None) -> bool:
     return "nccl" in dist.get_backend(process_group)
 
 
-def piece_count(n_members: int, itemsize: int, *, arriving_nbytes: int = ARRIVING_NBYTES) -> int:
+def piece_count(n_members: int, itemsize: int, *, arriving_nbytes: int = _ARRIVING_NBYTES) -> int:
     """Return the number of elements of a piece.
 
     Args:
@@ -57,7 +57,7 @@ def sum_by_servers(
     process_group: dist.ProcessGroup | None,
     scratch: Scratch,
     *,
-    arriving_nbytes: int = ARRIVING_NBYTES,
+    arriving_nbytes: int = _ARRIVING_NBYTES,
 ) -> None:
     """Replace a buffer on each member by the sum over all members.
 

@@ -22,12 +22,12 @@ from real.buffers.memory import Memory
 from real.data.filecache import FileCache, cold_folder, default_folder, folder_of_set, warm_folder
 from real.data.loader import Loader, LoaderLimits
 from real.data.memory import Board, Geometry, MemoryStore, wait_until_all_staged
-from real.data.peers import PeerClient, PeerServer, connections_per_peer, key_of, most_connections
+from real.data.peers import PeerClient, PeerServer, connections_per_peer, most_connections, peer_key
 from real.data.sample_index import SampleIndex, check_index
 from real.data.sources import Sources, choose_decode, sample_shape
 from real.data.storages import open_storage, read_storage_index
 from real.data.tallies import Tally
-from real.processes.heartbeat import machine, ranks_have
+from real.processes.beats import machine, ranks_have
 from real.processes.rendezvous import RankPlace, own_address
 from real.programs.base import Batch, Feed
 from simdist.caching import look_up, on_disk_at_first, staged_samples
@@ -36,7 +36,7 @@ from simdist.plan import Dataset, Load, Plan, StageIn
 
 _TOKEN_NBYTES = 32
 # A load may take this many times the longest wait for a file, because it reads many files that may each wait.
-LOADS_PER_WAIT = 10
+_LOADS_PER_WAIT = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class DataOptions:
     timeout_s: float
 
 
-class RankExchange(Protocol):
+class _RankExchange(Protocol):
     """Exchanges values with the other ranks."""
 
     def exchange(self, what: str, value: str) -> list[str]:
@@ -68,7 +68,7 @@ class RankExchange(Protocol):
 
 @contextmanager
 def open_input(
-    plan: Plan, options: DataOptions, *, rank: int, others: RankExchange, failed: threading.Event, tally: Tally
+    plan: Plan, options: DataOptions, *, rank: int, others: _RankExchange, failed: threading.Event, tally: Tally
 ) -> Iterator["InputReader"]:
     """Open the reader of a rank; all ranks must call this together.
 
@@ -97,14 +97,14 @@ def open_input(
         decode = choose_decode(index, shape, options.url)
         run, token = _meet(others, place, index)
         files = _file_cache(stack, plan, dataset, options, index, run, place) if _uses_disk(plan) else None
-        key = key_of(token, f"{_digest(index)} {shape}".encode())
+        key = peer_key(token, f"{_digest(index)} {shape}".encode())
         store, peers = _open_memories(stack, plan, dataset, place, others, key)
         sources = Sources(index, storage, decode, shape, files)
         limits = LoaderLimits(
             readers=dataset.readers,
             decoders=dataset.decoders,
             wait_s=options.timeout_s,
-            timeout_s=LOADS_PER_WAIT * options.timeout_s,
+            timeout_s=_LOADS_PER_WAIT * options.timeout_s,
             grace=n_ahead(plan) + 1,  # ranks of other nodes may have loaded fewer batches ahead
         )
         loader = Loader(look_up(plan), sources, place=place, store=store, peers=peers, failed=failed, limits=limits)
@@ -174,7 +174,7 @@ class InputReader:
                 self.board,
                 place.local_rank,
                 first_rank=place.rank - place.local_rank,
-                timeout_s=LOADS_PER_WAIT * self.options.timeout_s,
+                timeout_s=_LOADS_PER_WAIT * self.options.timeout_s,
                 stop=self.failed,
             )
         except RunError as error:
@@ -194,7 +194,7 @@ class InputReader:
 
 
 def _open_memories(
-    stack: ExitStack, plan: Plan, dataset: Dataset, place: RankPlace, others: RankExchange, key: bytes
+    stack: ExitStack, plan: Plan, dataset: Dataset, place: RankPlace, others: _RankExchange, key: bytes
 ) -> tuple[MemoryStore, PeerClient | None]:
     """Open the memory of this node and the connections to those of others."""
     n_slots = most_kept(plan, dataset, place.node)
@@ -222,7 +222,7 @@ def _open_memories(
     return store, stack.enter_context(peers)
 
 
-def open_store(stack: ExitStack, geometry: Geometry, place: RankPlace, others: RankExchange) -> MemoryStore:
+def open_store(stack: ExitStack, geometry: Geometry, place: RankPlace, others: _RankExchange) -> MemoryStore:
     """Open the memory of this node, which its first rank makes; all ranks call this together, then exchange values."""
     store = MemoryStore(geometry) if place.local_rank == 0 else None
     paths = others.exchange("where memory is", "" if store is None else store.path)
@@ -232,7 +232,7 @@ def open_store(stack: ExitStack, geometry: Geometry, place: RankPlace, others: R
     return store
 
 
-def _meet(others: RankExchange, place: RankPlace, index: SampleIndex) -> tuple[str, bytes]:
+def _meet(others: _RankExchange, place: RankPlace, index: SampleIndex) -> tuple[str, bytes]:
     """Return a unique name for this run, and a token that only its ranks know.
 
     It also checks that all ranks read the same data set, and that each node is one machine.

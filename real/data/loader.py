@@ -45,7 +45,7 @@ from simdist.plan import LEVELS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlannedRead:
+class _PlannedRead:
     """How to read one sample.
 
     Args:
@@ -69,7 +69,7 @@ class PlannedRead:
     out: NDArray[np.uint8]
 
 
-class Agenda:
+class _Agenda:
     """Iterates over the loads of a plan for one rank.
 
     Args:
@@ -107,7 +107,7 @@ class Agenda:
         """Return whether the plan has no more loads; after a further load, nothing can be read any more."""
         return next(self._reads, None) is None
 
-    def rows(self, batch: BatchReads, out: Tensor) -> list[PlannedRead]:
+    def rows(self, batch: BatchReads, out: Tensor) -> list[_PlannedRead]:
         """Return how to read each sample of this rank.
 
         Args:
@@ -120,7 +120,7 @@ class Agenda:
         values = [column[rank].tolist() for column in columns]
         outs = out.numpy().reshape(len(values[0]), -1)
         return [
-            PlannedRead(
+            _PlannedRead(
                 sample,
                 planned,
                 owner,
@@ -231,7 +231,7 @@ class LoadCounts:
     n_not_kept: int
 
 
-class LoadProgress:
+class _LoadProgress:
     """Collects the reports of threads on the reads of a load.
 
     Args:
@@ -240,8 +240,8 @@ class LoadProgress:
         names: Names of the files of all samples.
     """
 
-    def __init__(self, where: str, reads: Sequence[PlannedRead], names: Sequence[str]) -> None:
-        self.not_kept: list[PlannedRead] = []
+    def __init__(self, where: str, reads: Sequence[_PlannedRead], names: Sequence[str]) -> None:
+        self.not_kept: list[_PlannedRead] = []
         self._where = where
         self._names = names
         self._missing = {id(read): read for read in reads}
@@ -255,7 +255,7 @@ class LoadProgress:
         """Whether the load has failed, so that no thread waits for it any more."""
         return self._error is not None
 
-    def done(self, read: PlannedRead, came_from: int, nbytes: int, *, kept: bool = True) -> None:
+    def done(self, read: _PlannedRead, came_from: int, nbytes: int, *, kept: bool = True) -> None:
         """Report a sample that is in its place."""
         with self._changed:
             del self._missing[id(read)]
@@ -266,7 +266,7 @@ class LoadProgress:
                 self.not_kept.append(read)
             self._changed.notify_all()
 
-    def fail(self, read: PlannedRead | None, error: BaseException) -> None:
+    def fail(self, read: _PlannedRead | None, error: BaseException) -> None:
         """Report an error; the first one counts."""
         about = "" if read is None else f"sample {read.sample} ({self._names[read.sample]}): "
         reason = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
@@ -330,7 +330,7 @@ class Loader(AbstractContextManager["Loader"]):
         peers: PeerClient | None = None,
         limits: LoaderLimits | None = None,
     ) -> None:
-        self._agenda = Agenda(reads, len(sources.index.names), place)
+        self._agenda = _Agenda(reads, len(sources.index.names), place)
         self._sources = sources
         self._place = place
         self._store = store
@@ -364,7 +364,7 @@ class Loader(AbstractContextManager["Loader"]):
         self._board.n_read[mine] = self._board.n_kept[mine] = number
         reads = self._agenda.rows(batch, out)
         labels.copy_(torch.from_numpy(self._sources.index.labels[batch.samples[self._place.rank]]))
-        under_way = LoadProgress(f"load {number} of rank {self._place.rank}", reads, self._sources.index.names)
+        under_way = _LoadProgress(f"load {number} of rank {self._place.rank}", reads, self._sources.index.names)
         self._start(reads, under_way)
         under_way.wait(timeout_s=self._limits.timeout_s, stop=self._failed)
         self._board.n_read[mine] = number + 1
@@ -396,7 +396,7 @@ class Loader(AbstractContextManager["Loader"]):
     def __exit__(self, *_exception: object) -> None:
         self.close()
 
-    def _start(self, reads: Sequence[PlannedRead], under_way: LoadProgress) -> None:
+    def _start(self, reads: Sequence[_PlannedRead], under_way: _LoadProgress) -> None:
         """Hand the slow reads to the threads, then copy from memory."""
         for some in _by_owner([read for read in reads if read.planned == PEER], self._limits.readers):
             self._submit(self._readers, under_way, some[0], partial(self._from_peer, some, under_way))
@@ -412,7 +412,7 @@ class Loader(AbstractContextManager["Loader"]):
                 self._submit(self._readers, under_way, read, partial(self._from_memory, read, under_way))
 
     def _submit(
-        self, pool: ThreadPoolExecutor, under_way: LoadProgress, read: PlannedRead, function: Callable[[], None]
+        self, pool: ThreadPoolExecutor, under_way: _LoadProgress, read: _PlannedRead, function: Callable[[], None]
     ) -> None:
         """Run a task for a sample in a thread; an error fails the load."""
 
@@ -429,14 +429,14 @@ class Loader(AbstractContextManager["Loader"]):
         except RuntimeError:
             under_way.fail(read, RunError("the loader was closed"))
 
-    def _from_memory(self, read: PlannedRead, under_way: LoadProgress) -> None:
+    def _from_memory(self, read: _PlannedRead, under_way: _LoadProgress) -> None:
         """Wait for the rank that brings a sample; if it does not arrive, read the sample here."""
         if self._awaited(read.in_memory, self._store.__contains__) and self._store.get(read.sample, read.out):
             under_way.done(read, MEMORY, read.out.nbytes)
         else:
             self._from_files(read, under_way, keep=True)
 
-    def _from_peer(self, reads: Sequence[PlannedRead], under_way: LoadProgress) -> None:
+    def _from_peer(self, reads: Sequence[_PlannedRead], under_way: _LoadProgress) -> None:
         """Request several samples from a node; missing ones are read like all others."""
         there = [False] * len(reads)
         if self._peers is not None:
@@ -449,11 +449,11 @@ class Loader(AbstractContextManager["Loader"]):
             else:
                 self._read_file(read, under_way)
 
-    def _read_file(self, read: PlannedRead, under_way: LoadProgress) -> None:
+    def _read_file(self, read: _PlannedRead, under_way: _LoadProgress) -> None:
         keep = read.keeps_memory
         self._submit(self._readers, under_way, read, partial(self._from_files, read, under_way, keep=keep))
 
-    def _from_files(self, read: PlannedRead, under_way: LoadProgress, *, keep: bool) -> None:
+    def _from_files(self, read: _PlannedRead, under_way: _LoadProgress, *, keep: bool) -> None:
         """Read a file and pass it to a decoder. A file that is missing on disk is written again."""
         keeps_file = read.keeps_disk or read.planned == DISK
         if read.planned == DISK:
@@ -472,7 +472,7 @@ class Loader(AbstractContextManager["Loader"]):
     def _awaited(self, want: Want, is_there: Callable[[int], bool]) -> bool:
         return wait_for(want, is_there, self._board, wait_s=self._limits.wait_s, stop=self._failed)
 
-    def _keep_the_rest(self, reads: list[PlannedRead]) -> None:
+    def _keep_the_rest(self, reads: list[_PlannedRead]) -> None:
         """Perform possible evictions; if memory had no room for some samples, keep them as others make room.
 
         Samples of the last `grace` loads of this rank leave only when it continues, so waiting for them is useless.
@@ -489,7 +489,7 @@ class Loader(AbstractContextManager["Loader"]):
                 return
 
 
-def _by_owner(reads: Sequence[PlannedRead], n_requests: int) -> Iterator[list[PlannedRead]]:
+def _by_owner(reads: Sequence[_PlannedRead], n_requests: int) -> Iterator[list[_PlannedRead]]:
     """Divide reads into about a given number of requests, each to one node."""
     size = max(1, -(-len(reads) // n_requests))
     for _, group in groupby(sorted(reads, key=lambda read: read.owner), key=lambda read: read.owner):

@@ -38,7 +38,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from real.processes.heartbeat import ranks_have
+from real.processes.beats import ranks_have
 from simdist.errors import RunError
 
 _LOOK_AGAIN_S = 0.002
@@ -150,10 +150,10 @@ def wait_until_all_staged(
             raise RunError(f"{have_not}; the run has failed")
 
 
-SHARED_MEMORY = Path("/dev/shm")
+_SHARED_MEMORY = Path("/dev/shm")
 
 
-class SharedSegment:
+class _SharedSegment:
     """A segment of shared memory: a new one, initially zero, or that of another process.
 
     Args:
@@ -165,7 +165,7 @@ class SharedSegment:
         RunError: There is no room, or the path does not exist.
     """
 
-    def __init__(self, nbytes: int, *, path: str | None = None, folder: Path = SHARED_MEMORY) -> None:
+    def __init__(self, nbytes: int, *, path: str | None = None, folder: Path = _SHARED_MEMORY) -> None:
         try:
             self._file = tempfile.TemporaryFile(dir=folder, buffering=0) if path is None else open(path, "r+b", 0)  # noqa: SIM115
         except OSError as error:
@@ -291,11 +291,11 @@ class MemoryStore:
         RunError: There is no room for it, or it does not exist.
     """
 
-    def __init__(self, geometry: Geometry, *, path: str | None = None, folder: Path = SHARED_MEMORY) -> None:
+    def __init__(self, geometry: Geometry, *, path: str | None = None, folder: Path = _SHARED_MEMORY) -> None:
         self.geometry = geometry
         stride = _rounded(geometry.sample_nbytes, _ALIGNMENT)
         begin = _rounded(sum(_rounded(nbytes, _ALIGNMENT) for nbytes in _table_nbytes(geometry)), _PAGE_NBYTES)
-        self._segment = SharedSegment(begin + geometry.n_slots * stride, path=path, folder=folder)
+        self._segment = _SharedSegment(begin + geometry.n_slots * stride, path=path, folder=folder)
         self.path = self._segment.path
         self._tables, self.board = _tables(self._segment, geometry)
         slots = self._segment.array(begin, geometry.n_slots * stride).reshape(geometry.n_slots, stride)
@@ -405,7 +405,7 @@ def _fence() -> None:
                 pass
 
 
-def _tables(segment: SharedSegment, geometry: Geometry) -> tuple[_Tables, Board]:
+def _tables(segment: _SharedSegment, geometry: Geometry) -> tuple[_Tables, Board]:
     """Return the tables as parts of a segment."""
     arrays = []
     offset = 0

@@ -24,16 +24,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from real.data.memory import Loan, MemoryStore, Pixels, Want, flat, wait_for
-from real.processes.messages import greet, receive, send, welcome
+from real.processes.messages import greet, receive, send_message, welcome
 from simdist.errors import RunError
 
 # Number of wants that follow, and the seconds that the server may wait for samples that are about to arrive.
 HEAD = struct.Struct("<qd")
 
-WANT = np.dtype([("sample", "<i8"), ("local_rank", "<i8"), ("number", "<i8")])
+_WANT = np.dtype([("sample", "<i8"), ("local_rank", "<i8"), ("number", "<i8")])
 
 
-def key_of(token: bytes, data_set: bytes) -> bytes:
+def peer_key(token: bytes, data_set: bytes) -> bytes:
     """Return the key that ranks of a run must know to read a data set from each other.
 
     Args:
@@ -43,18 +43,18 @@ def key_of(token: bytes, data_set: bytes) -> bytes:
     return hmac.digest(token, data_set, "sha256")
 
 
-def packed(wants: Sequence[Want]) -> bytes:
+def pack_wants(wants: Sequence[Want]) -> bytes:
     """Write wants."""
-    return np.array([(want.sample, want.local_rank, want.number) for want in wants], WANT).tobytes()
+    return np.array([(want.sample, want.local_rank, want.number) for want in wants], _WANT).tobytes()
 
 
-def unpacked(data: bytes | bytearray) -> list[Want]:
-    """Read what `packed` wrote."""
-    return [Want(*fields) for fields in np.frombuffer(data, WANT).tolist()]
+def unpack_wants(data: bytes | bytearray) -> list[Want]:
+    """Read what `pack_wants` wrote."""
+    return [Want(*fields) for fields in np.frombuffer(data, _WANT).tolist()]
 
 
 # From a rank to a node: a few streams fill a network; one would wait for each answer before the next request.
-MOST_CONNECTIONS = 4
+_MOST_CONNECTIONS = 4
 MOST_WAIT_S = 3600.0  # the longest wait of a server for samples that are about to arrive, whatever a client requests
 
 _MOST_WANTS = 1 << 16
@@ -83,7 +83,7 @@ def connections_per_peer(readers: int, *, n_clients: int) -> int:
         readers: Number of concurrent requests of the rank.
         n_clients: Ranks that one node serves; they share the open files of its process.
     """
-    return max(1, min(readers, MOST_CONNECTIONS, most_connections() // max(1, n_clients)))
+    return max(1, min(readers, _MOST_CONNECTIONS, most_connections() // max(1, n_clients)))
 
 
 class PeerServer(AbstractContextManager["PeerServer"]):
@@ -167,14 +167,14 @@ class PeerServer(AbstractContextManager["PeerServer"]):
         n_wants, wait_s = HEAD.unpack(head)
         if not (0 <= n_wants <= _MOST_WANTS and 0 <= wait_s <= MOST_WAIT_S):  # NaN is neither
             raise ConnectionAbortedError(f"a request for {n_wants} samples, to wait {wait_s} s")
-        body = bytearray(n_wants * WANT.itemsize)
+        body = bytearray(n_wants * _WANT.itemsize)
         receive(connection, body, deadline_s=time.monotonic() + self._timeout_s)
-        loans = self._find(unpacked(body), wait_s)
+        loans = self._find(unpack_wants(body), wait_s)
         found = [loan for loan in loans if loan is not None]
         deadline_s = time.monotonic() + self._timeout_s
         flags = bytes(loan is not None for loan in loans)
-        send(connection, [flags, *(loan.data.data for loan in found)], deadline_s=deadline_s)
-        send(connection, [bytes(loan.is_intact() for loan in found)], deadline_s=deadline_s)
+        send_message(connection, [flags, *(loan.data.data for loan in found)], deadline_s=deadline_s)
+        send_message(connection, [bytes(loan.is_intact() for loan in found)], deadline_s=deadline_s)
 
     def _find(self, wants: Sequence[Want], wait_s: float) -> list[Loan | None]:
         """Wait for all samples that may still arrive, then look them up."""
@@ -208,7 +208,7 @@ class PeerClient(AbstractContextManager["PeerClient"]):
         address_of: Callable[[int], str],
         timeout_s: float = 10.0,
         retry_s: float = 5.0,
-        n_connections: int = MOST_CONNECTIONS,
+        n_connections: int = _MOST_CONNECTIONS,
     ) -> None:
         self._key = key
         self._sample_nbytes = sample_nbytes
@@ -322,7 +322,7 @@ def _ask(
     deadline_s: float,
 ) -> list[bool]:
     """Send a request, and receive its answer."""
-    send(connection, [HEAD.pack(len(wants), wait_s) + packed(wants)], deadline_s=deadline_s)
+    send_message(connection, [HEAD.pack(len(wants), wait_s) + pack_wants(wants)], deadline_s=deadline_s)
     found = bytearray(len(wants))
     receive(connection, found, deadline_s=deadline_s)
     for _, target in filter(lambda pair: pair[0], zip(found, targets, strict=True)):

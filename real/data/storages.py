@@ -24,9 +24,9 @@ from simdist.errors import RunError, ScenarioError
 from simdist.files import RefusedError
 from simdist.plan.index import INDEX, Entry, parse_entries, read_index, refuse_name
 
-FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 2.0
-PATIENCE_S = 5.0  # shorter outages cause no warning
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 2.0
+_PATIENCE_S = 5.0  # shorter outages cause no warning
 
 # Answers of a server or a kernel about a file, or about us: no outages, and the same again however often it is asked.
 _FINAL = {
@@ -99,14 +99,14 @@ class DataStorage:
         """
         refuse_name(name, self.url)
         start_s = self._now()
-        pause_s = FIRST_PAUSE_S
+        pause_s = _FIRST_PAUSE_S
         while True:
             try:
                 return bytes(self._filesystem.cat_file(f"{self._root}/{name}"))
             except Exception as error:
                 self._bear(error, f"{self.url}: {name}", start_s, pause_s)
             self._sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _bear(self, error: Exception, where: str, start_s: float, pause_s: float) -> None:
         """Raise errors that end a read; warn if it has failed for a while."""
@@ -120,7 +120,7 @@ class DataStorage:
                 f"{where}: cannot be read; tried for {now_s - start_s:.3g} s of {self._timeout_s:g} s, "
                 f"last: {_reason(error)}"
             ) from error
-        if now_s - start_s >= PATIENCE_S:  # Python shows equal warnings once
+        if now_s - start_s >= _PATIENCE_S:  # Python shows equal warnings once
             text = f"cannot reach {self.url}: {_reason(error)}; trying until {self._timeout_s:g} s are over"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 

@@ -28,7 +28,7 @@ from simdist.plan import Plan, ops
 
 Scheduler: TypeAlias = torch.optim.lr_scheduler.LRScheduler
 Made: TypeAlias = tuple[nn.Module, torch.optim.Optimizer, Scheduler | None]
-Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 @final
@@ -43,10 +43,10 @@ class StackedModule(nn.Module):
         super().__init__()
         self._one = (modules[0],)  # in a tuple, so that its parameters do not count as this module's
         for name, first in modules[0].named_parameters():
-            rows = stacked([module.get_parameter(name) for module in modules])
+            rows = _stacked([module.get_parameter(name) for module in modules])
             self._parameters[name] = nn.Parameter(rows, requires_grad=first.requires_grad)
         for name, _ in modules[0].named_buffers():
-            self._buffers[name] = stacked([module.get_buffer(name) for module in modules])
+            self._buffers[name] = _stacked([module.get_buffer(name) for module in modules])
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the outputs of all ranks; all shapes begin with the number of ranks."""
@@ -70,7 +70,7 @@ def per_rank(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return vmap(function, randomness="error")
 
 
-def stacked(rows: Sequence[Tensor]) -> Tensor:
+def _stacked(rows: Sequence[Tensor]) -> Tensor:
     """Return a copy of the ranks' tensors, `[n_ranks, *shape]`; each row keeps its memory layout."""
     first = rows[0].detach()
     found = laid_like(first.new_empty(len(rows), first.numel()), first.expand(len(rows), *first.shape))
@@ -95,7 +95,7 @@ def stacked_batch(batch: Callable[[int, int], Batch], n_ranks: int, number: int)
 def problem_at_once(
     plan: Plan,
     made: Sequence[Made],
-    loss: Loss,
+    loss: LossFunction,
     batch: Callable[[int, int], Batch],
     *,
     outer: MakeOptimizer,
@@ -162,13 +162,13 @@ def stack(made: Sequence[Made]) -> tuple[StackedModule, torch.optim.Optimizer]:
         states = [own.state.pop(row, {}) for (_, own, _), row in zip(made, rows, strict=True)]
         for key, value in states[0].items():
             is_row = isinstance(value, Tensor) and key != "step" and value.shape == rows[0].shape
-            optimizer.state[place][key] = stacked([state[key] for state in states]) if is_row else value
+            optimizer.state[place][key] = _stacked([state[key] for state in states]) if is_row else value
     return module, optimizer
 
 
 def _difference(
     modules: Sequence[nn.Module],
-    loss: Loss,
+    loss: LossFunction,
     batch: Callable[[int, int], Batch],
     device: torch.device,
     autocast: torch.dtype | None,

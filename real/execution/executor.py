@@ -52,16 +52,18 @@ class World(Protocol):
         """Tell whether the next all-reduce that drops late ranks has happened without this rank."""
 
 
-class Watch(Protocol):
+class _Watch(Protocol):
     """Knows whether the run has failed, here or on another rank, and reports the progress of this rank.
 
-    Args:
+    Attributes:
         position: Instance index of the last operation of the comm stream that has begun.
-        failed: Set when the run has failed, which ends all waits.
     """
 
     position: int
-    failed: threading.Event
+
+    @property
+    def failed(self) -> threading.Event:
+        """Set when the run has failed, which ends all waits."""
 
     def check(self) -> None:
         """Raise RunError if the run has failed."""
@@ -106,7 +108,7 @@ class Executor:
         memory: Memory,
         lanes: Lanes,
         recorder: Recorder | None,
-        watch: Watch,
+        watch: _Watch,
         first_step: int = 0,
         waiting: Callable[[], AbstractContextManager[object]] | None = None,
         gives_back: bool = False,

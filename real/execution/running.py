@@ -95,7 +95,7 @@ class ProgramSpec:
     gives_back: bool = False
 
 
-def perform(
+def perform_run(
     connection: Connection,
     plan: Plan,
     delays: Delays,

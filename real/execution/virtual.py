@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from real.buffers.memory import Memory
-from real.execution.batching import Loss, Made, per_rank, problem_at_once, stack, stacked_batch
+from real.execution.batching import LossFunction, Made, per_rank, problem_at_once, stack, stacked_batch
 from real.programs.base import Batch
 from real.programs.binding import Binding, homes_of, trained_parameters
 from real.programs.module import ModuleProgram
@@ -32,7 +32,7 @@ _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
-class VirtualResult:
+class _VirtualResult:
     """Holds the outcome of training.
 
     Args:
@@ -47,10 +47,10 @@ class VirtualResult:
     modules: tuple[nn.Module, ...]
 
 
-def train(
+def train_together(
     plan: Plan,
     make: Callable[[int], tuple[nn.Module, torch.optim.Optimizer]],
-    loss: Loss,
+    loss: LossFunction,
     batch: Callable[[int, int], Batch],
     *,
     seed: int = 0,
@@ -58,7 +58,7 @@ def train(
     outer_optimizer: MakeOptimizer = nesterov,
     late: Mapping[int, Sequence[int]] | None = None,
     batched: bool = False,
-) -> VirtualResult:
+) -> _VirtualResult:
     """Train a user's model on all ranks of a plan, on the CPU.
 
     Args:
@@ -86,10 +86,10 @@ def train(
             world.refresh()
             on_step(step, world.modules)
 
-    perform(plan, world.programs, world.memory, seed=seed, on_step=end, late=late)
+    perform_together(plan, world.programs, world.memory, seed=seed, on_step=end, late=late)
     world.bring_home()
     vectors = [torch.cat([each.detach().flatten() for each in trained_parameters(module)]) for module in world.modules]
-    return VirtualResult(torch.stack(vectors), losses, tuple(world.modules))
+    return _VirtualResult(torch.stack(vectors), losses, tuple(world.modules))
 
 
 @final
@@ -102,11 +102,11 @@ class World:
     Args:
         plan: A valid plan for the model.
         make: Rank -> its module, the optimizer of its parameters, and the scheduler of its learning rate, if any.
-        loss: As in `train`.
-        batch: As in `train`.
+        loss: As in `train_together`.
+        batch: As in `train_together`.
         device: Device to compute on; the modules are made there.
         autocast: Lower precision for forward and backward pass.
-        outer_optimizer: As in `train`.
+        outer_optimizer: As in `train_together`.
         batched: All at once if possible.
         scratch_nbytes: Memory needed besides the buffers.
 
@@ -127,7 +127,7 @@ class World:
         self,
         plan: Plan,
         make: Callable[[int], Made],
-        loss: Loss,
+        loss: LossFunction,
         batch: Callable[[int, int], Batch],
         *,
         device: torch.device = _CPU,
@@ -192,7 +192,7 @@ class World:
     def _whole(self, name: str) -> Tensor:
         return _whole_slices(self._plan.buffer(name), self.memory, self._plan.world_size)
 
-    def _sum_of(self, loss: Loss) -> Loss:
+    def _sum_of(self, loss: LossFunction) -> LossFunction:
         """Return the sum of the losses of all ranks; its gradient on each rank is that of the rank's own loss."""
 
         def total(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -203,7 +203,7 @@ class World:
         return total
 
 
-def perform(
+def perform_together(
     plan: Plan,
     programs: Sequence[ModuleProgram],
     memory: Memory,
@@ -218,9 +218,9 @@ def perform(
         plan: A valid plan.
         programs: One for each rank, with that rank's row of `memory`; or one for all ranks, with all of it.
         memory: The stacked buffers.
-        seed: See `train`.
+        seed: See `train_together`.
         on_step: Called at the end of each step.
-        late: See `train`.
+        late: See `train_together`.
 
     Raises:
         RunError: The late ranks are unknown.
@@ -241,7 +241,7 @@ def perform(
             for position, op in enumerate(plan.bodies[number]):
                 passing = sits_out if ops.is_passed_over(op, enter) else ()
                 if isinstance(op, ops.COLLECTIVES):
-                    exchange(op, memory, plan.world_size, late.get(index, ()))
+                    _exchange(op, memory, plan.world_size, late.get(index, ()))
                 elif isinstance(op, ops.Forward):
                     ranks.forward(passes[number].get(position, ()), step, passing)
                 else:
@@ -301,7 +301,7 @@ class _Ranks:
                 program.perform(op, step)
 
 
-def exchange(op: ops.Collective, memory: Memory, world_size: int, late: Sequence[int] = ()) -> None:
+def _exchange(op: ops.Collective, memory: Memory, world_size: int, late: Sequence[int] = ()) -> None:
     """Perform a collective of all groups.
 
     Args:

@@ -47,13 +47,13 @@ def schedule_callback(
     """
     from lightning import Callback
 
-    class ScheduleCallback(FitEvents, Callback):  # type: ignore[misc]
+    class ScheduleCallback(_FitEvents, Callback):  # type: ignore[misc]
         """Takes part in the events of the trainer."""
 
     return ScheduleCallback(schedule, network, averaging, experiment, launch)
 
 
-class FitEvents:
+class _FitEvents:
     """What has to happen at the events of a trainer.
 
     Args:
@@ -92,7 +92,7 @@ class FitEvents:
             launch=self._launch,
         )
         if dist.get_rank():
-            trainer.strategy.checkpoint_io = ReadOnly(trainer.strategy.checkpoint_io)
+            trainer.strategy.checkpoint_io = _ReadOnly(trainer.strategy.checkpoint_io)
 
     def on_train_batch_start(
         self, trainer: "Trainer", pl_module: "LightningModule", batch: object, batch_idx: int
@@ -135,7 +135,7 @@ class Files(Protocol):
         """End."""
 
 
-class ReadOnly:
+class _ReadOnly:
     """Reads checkpoints, and leaves it to rank 0 to write and remove them.
 
     Args:

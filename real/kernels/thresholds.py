@@ -92,7 +92,7 @@ class GroupMaxima:
     total: float
 
 
-def summarize(values: Tensor, k: int) -> GroupMaxima:
+def maxima_of_groups(values: Tensor, k: int) -> GroupMaxima:
     """Return groups that are so small that most groups with selected entries have only one of the largest k."""
     size = 64 if 256 * k <= values.numel() else 32  # smaller groups are slower to reduce than to read twice
     groups = _summarize(values, size)

@@ -127,7 +127,7 @@ def by_groups(values: Tensor, k: int, drawn: float, *, n_bisections: int) -> Ten
         drawn: Where the stretch begins, from 0 to 1.
         n_bisections: Number of binary digits of a height that are distinguished, besides the sign.
     """
-    groups = thresholds.summarize(values, k)
+    groups = thresholds.maxima_of_groups(values, k)
     mean = torch.tensor(groups.total / values.numel(), dtype=torch.float64)
     scale = Scale.of(mean, groups.maxima.max(), n_bisections)
     positions, magnitudes = _candidates(groups, k, scale, drawn)
@@ -177,7 +177,7 @@ _MAX_COUNT = 2**31 - 1  # indices are int32
 _MAX_CANDIDATES = 4  # times k: for shorter vectors, finding the largest k directly is as fast
 
 
-def select(
+def select_largest(
     values: Tensor, k: int, method: SelectMethod, *, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return k entries of largest magnitude, and their positions.
@@ -266,7 +266,7 @@ def dgc(values: Tensor, k: int, generator: torch.Generator | None = None) -> Ten
 
 
 def _among_all_that_reach(threshold: float, values: Tensor, k: int) -> Tensor:
-    candidates, magnitudes = thresholds.reaching(thresholds.summarize(values, k), threshold)
+    candidates, magnitudes = thresholds.reaching(thresholds.maxima_of_groups(values, k), threshold)
     if candidates.numel() < k:
         return torch.topk(thresholds.finite_magnitudes(values), k, sorted=False).indices
     return candidates[torch.topk(magnitudes, k, sorted=False).indices]

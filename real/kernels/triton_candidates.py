@@ -37,7 +37,7 @@ __all__ = ["tl", "triton"]
 WIDE, NARROW = ({"num_warps": n, "enable_fp_fusion": False} for n in (8, 4))
 
 CHUNK = 1024  # candidates that a program processes at once
-MAX_AT_ONCE = 512  # entries of chosen groups that a program processes at once; the best of 512 to 4096 on an H200
+_MAX_AT_ONCE = 512  # entries of chosen groups that a program processes at once; the best of 512 to 4096 on an H200
 _MAX_DIGIT_BITS = 8  # more bits would make the histogram slow
 _MIN_DIGIT_BITS = 5  # the histogram has at least 32 cells
 _SIZES = ("k", "span_size", "n_spans")  # no specialised kernels for sizes divisible by 16, or for 1
@@ -137,7 +137,7 @@ def group_size(k: int, cut: Cut) -> int:
 
 def rows_at_once(cut: Cut, group: int) -> int:
     """Return how many chosen groups a program processes at once."""
-    return min(MAX_AT_ONCE, cut.tile) // group
+    return min(_MAX_AT_ONCE, cut.tile) // group
 
 
 def ceil_div(dividend: int, divisor: int) -> int:

@@ -20,7 +20,7 @@ from real.session import Session
 
 
 @final
-class GradientArrivals:
+class _GradientArrivals:
     """Notifies listeners of each gradient when autograd has accumulated it.
 
     Make it before the `Binding`, which moves gradients into their buckets. Listeners then see them before the move.
@@ -65,7 +65,7 @@ class BoundModel:
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
-    arrivals: GradientArrivals
+    arrivals: _GradientArrivals
     binding: Binding
     rating: Rating
     shared: SharedUpdate | None
@@ -127,7 +127,7 @@ def bound(
     plan = session.plan
     memory = session.memory
     with ExitStack() as stack:
-        arrivals = GradientArrivals([] if shards else trained_parameters(module))
+        arrivals = _GradientArrivals([] if shards else trained_parameters(module))
         stack.callback(arrivals.release)
         binding = Binding(plan, shards.model if shards else module, memory)
         stack.callback(binding.buckets.release)

@@ -24,7 +24,7 @@ from real.processes.launch import Backend, Connection, connect, connect_within
 from real.processes.rendezvous import bounded
 from simdist.errors import RunError
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 _PATIENCE_S = 1800.0  # a checkpoint may be large, and the disk slow
 _PIECE_NBYTES = 2**24
 _LOOK_S = 0.2  # between two checks whether another rank has failed
@@ -108,7 +108,7 @@ def patient_group(connection: Connection) -> dist.ProcessGroup:
     return made
 
 
-def wait(connection: Connection, function: Callable[[], T], doing: str) -> T:
+def wait(connection: Connection, function: Callable[[], _T], doing: str) -> _T:
     """Call a function that waits for other ranks. Give up if a rank has failed, or after half an hour.
 
     Raises:

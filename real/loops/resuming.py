@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from real.checkpoints.distributed import DistributedEncoding, LearnedOfCopy
-from real.checkpoints.rank_state import LEARNED, RankState, fingerprint
+from real.checkpoints.rank_state import LEARNED_SECTIONS, RankState, fingerprint
 from real.checkpoints.store import CheckpointStore, Encoding, JobIdentity
 from real.checkpoints.zip_file import ZipEncoding
 from real.collectives import byte_transfer
@@ -138,7 +138,7 @@ def resume(
         if shards is None:
             take_over(state, 0, connection.place.rank, connection.group)
         else:
-            take_over_slices(state, connection, peers)
+            _take_over_slices(state, connection, peers)
     else:
         begins = f"{folder}: its newest checkpoint is of {resumed.step} steps"
         first_step = resumed.step
@@ -188,13 +188,13 @@ def take_over(state: RankState, src: int, rank: int, group: dist.ProcessGroup | 
         rank: This rank.
         group: Group of all ranks that can move host tensors.
     """
-    sent = _packed(state, LEARNED) if rank == src else {}
-    for section in LEARNED:
+    sent = _packed(state, LEARNED_SECTIONS) if rank == src else {}
+    for section in LEARNED_SECTIONS:
         state.restore(section, byte_transfer.broadcast(sent.get(section), src=src, group=group))
 
 
 @torch.no_grad()
-def take_over_slices(state: RankState, connection: Connection, peers: Peers) -> None:
+def _take_over_slices(state: RankState, connection: Connection, peers: Peers) -> None:
     """Give all copies of a sharded model the state of the first one, and all ranks the buffers of rank 0.
 
     All ranks take part.

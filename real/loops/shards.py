@@ -57,7 +57,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class _Slice:
     """A trained parameter of a sharded model.
 
     Args:
@@ -119,7 +119,7 @@ class Shards:
     """
 
     def __init__(
-        self, units: Sequence[nn.Module], slices: Mapping[str, Slice], ranks_per_copy: int, world_size: int
+        self, units: Sequence[nn.Module], slices: Mapping[str, _Slice], ranks_per_copy: int, world_size: int
     ) -> None:
         self.ranks_per_copy = ranks_per_copy
         self.n_copies = world_size // ranks_per_copy
@@ -336,7 +336,7 @@ def _ranks_per_copy(kind: str, trained: Mapping[str, nn.Parameter]) -> int:
     return size
 
 
-def _slice_of(parameter: nn.Parameter) -> Slice:
+def _slice_of(parameter: nn.Parameter) -> _Slice:
     assert isinstance(parameter, DTensor)
     placement = parameter.placements[-1]
     assert isinstance(placement, Shard)
@@ -347,7 +347,7 @@ def _slice_of(parameter: nn.Parameter) -> Slice:
     local = local_part(parameter)
     stand_in = local.new_zeros(shape)
     stand_in.narrow(dim, 0, local.shape[dim]).copy_(local)
-    return Slice(parameter, nn.Parameter(stand_in), dim)
+    return _Slice(parameter, nn.Parameter(stand_in), dim)
 
 
 def _module_of(parameters: Mapping[str, nn.Parameter]) -> nn.Module:

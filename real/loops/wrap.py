@@ -28,9 +28,10 @@ from real.checkpoints.rank_state import RankState, Stateful, carried_buffers, fi
 from real.execution.executor import Executor
 from real.execution.running import make_executor
 from real.loops.bound_model import BoundModel, bound
+from real.loops.foreign import device_of, optimizer_of
 from real.loops.nodes import meet_nodes
 from real.loops.options import Averaging, Checkpointing, Experiment, Launch, check_groups
-from real.loops.planning import ENDLESS_STEPS, Planned, PlanRequest, device_of, optimizer_of, planned
+from real.loops.planning import ENDLESS_STEPS, Planned, PlanRequest, plan_loop
 from real.loops.ranks import everyone, meet_peers, meet_ranks
 from real.loops.resuming import Resuming, resume
 from real.loops.shards import shards_of
@@ -105,7 +106,7 @@ def wrap(
             meet_nodes(connection),
             shards,
         )
-        found = planned(schedule, experiment.delays, request)
+        found = plan_loop(schedule, experiment.delays, request)
         plan = found.plan
         for doubt in found.doubts if connection.place.rank == 0 else ():
             warnings.warn(f"{plan.name} {doubt}", stacklevel=2)
@@ -131,7 +132,7 @@ def wrap(
         with model.staged():
             if not resuming.is_resumed:
                 model.outer.begin()  # once the parameters are those of rank 0
-            transforms.warm_up(session.plan, session.memory)
+            transforms.warm_up_transforms(session.plan, session.memory)
         step_watch = _watch(stack, experiment, model, resuming.first_step)
         program = LoopProgram(session.memory, model.rating, model.outer, session.rank)
         executor = _warm_executor(session, program, resuming, step_watch)

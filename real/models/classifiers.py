@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 
-def named(modules: Mapping[str, nn.Module]) -> nn.Sequential:
+def named_layers(modules: Mapping[str, nn.Module]) -> nn.Sequential:
     """Chain modules, under names that appear in the names of their parameters."""
     return nn.Sequential(OrderedDict(modules))
 
@@ -21,12 +21,14 @@ def conv_bn(
     padding = (height // 2, width // 2) if pad else 0
     conv = nn.Conv2d(n_in, n_out, (height, width), stride=stride, padding=padding, bias=False)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
-    return named({"conv": conv, "norm": nn.BatchNorm2d(n_out), "relu": nn.ReLU()})
+    return named_layers({"conv": conv, "norm": nn.BatchNorm2d(n_out), "relu": nn.ReLU()})
 
 
 def classifier(n_in: int, n_classes: int = 1000) -> nn.Sequential:
     """Return global average pooling and one linear layer."""
-    return named({"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), "linear": nn.Linear(n_in, n_classes)})
+    return named_layers(
+        {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), "linear": nn.Linear(n_in, n_classes)}
+    )
 
 
 def mlp(*widths: int) -> nn.Sequential:
@@ -41,7 +43,7 @@ def mlp(*widths: int) -> nn.Sequential:
         if i > 1:
             layers[f"relu{i - 1}"] = nn.ReLU()
         layers[f"linear{i}"] = nn.Linear(n_in, n_out)
-    return named(layers)
+    return named_layers(layers)
 
 
 _VGG_WIDTHS = (64, 128, 256, 512, 512)
@@ -62,7 +64,7 @@ def vgg(*depths: int) -> nn.Sequential:
             n_in = width
         layers[f"pool{block}"] = nn.MaxPool2d(2)
     hidden = {"linear1": nn.Linear(512 * 7 * 7, 4096), "relu1": nn.ReLU(), "linear2": nn.Linear(4096, 4096)}
-    network = named(
+    network = named_layers(
         layers | {"flatten": nn.Flatten()} | hidden | {"relu2": nn.ReLU(), "linear3": nn.Linear(4096, 1000)}
     )
     _initialize(network)
@@ -119,4 +121,4 @@ def resnet(*depths: int, bottleneck: bool) -> nn.Sequential:
             stride = 2 if stage > 0 and block == 0 else 1
             blocks.append(Residual(n_in, 64 << stage, stride, bottleneck=bottleneck))
             n_in = (64 << stage) * (4 if bottleneck else 1)
-    return named(layers | {"classifier": classifier(n_in)})
+    return named_layers(layers | {"classifier": classifier(n_in)})

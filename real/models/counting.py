@@ -26,7 +26,7 @@ _COMPILED = "_orig_mod."  # of names in a module that torch.compile has wrapped
 
 
 @dataclass(frozen=True, slots=True)
-class TensorUse:
+class _TensorUse:
     """A tensor of a model.
 
     Args:
@@ -46,7 +46,7 @@ class TensorUse:
     is_used: bool
 
 
-def count_tensors(module: nn.Module, forward: Callable[[], object] | None) -> list[TensorUse]:
+def count_tensors(module: nn.Module, forward: Callable[[], object] | None) -> list[_TensorUse]:
     """Return the trained tensors of a model in forward order. Tensors that are not used come last.
 
     Args:
@@ -70,9 +70,9 @@ def _trained(module: nn.Module) -> Mapping[str, nn.Parameter]:
     return {name: each for name, each in named if each.requires_grad}
 
 
-def _tensor(name: str, parameter: nn.Parameter, flops: int, *, is_used: bool) -> TensorUse:
+def _tensor(name: str, parameter: nn.Parameter, flops: int, *, is_used: bool) -> _TensorUse:
     rows = parameter.shape[0] if parameter.dim() else 1
-    return TensorUse(name, parameter.numel(), rows, flops, str(parameter.dtype).removeprefix("torch."), is_used)
+    return _TensorUse(name, parameter.numel(), rows, flops, str(parameter.dtype).removeprefix("torch."), is_used)
 
 
 @final

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from real.execution.batching import Made, Scheduler
 from real.models import cross_entropy
-from real.models.classifiers import named
+from real.models.classifiers import named_layers
 from real.models.gpt import Gpt
 from real.programs.base import Batch
 from simdist.errors import ScenarioError
@@ -142,7 +142,7 @@ def _generator(*numbers: int) -> torch.Generator:
     return torch.Generator().manual_seed(hash(numbers) % 2**63)
 
 
-def draw_digits(labels: Tensor, generator: torch.Generator) -> Tensor:
+def _draw_digits(labels: Tensor, generator: torch.Generator) -> Tensor:
     """Return images of digits at random places, with random contrasts, in noise.
 
     Args:
@@ -172,18 +172,18 @@ def _digits(*, split: bool = False) -> dict[str, Any]:
     """
     generator = _generator(1)
     labels = torch.arange(10).repeat_interleave(300)
-    images = draw_digits(labels, generator)
+    images = _draw_digits(labels, generator)
     test_labels = torch.arange(1000) % 10
-    test_images = draw_digits(test_labels, generator)
+    test_images = _draw_digits(test_labels, generator)
 
     def layer(n_in: int, n_out: int, *, stride: int) -> nn.Sequential:
         conv = nn.Conv2d(n_in, n_out, 3, stride=stride, padding=1, bias=False)
         norm = nn.GroupNorm(2, n_out) if split else nn.BatchNorm2d(n_out)
-        return named({"conv": conv, "norm": norm, "silu": nn.SiLU()})
+        return named_layers({"conv": conv, "norm": norm, "silu": nn.SiLU()})
 
     def make(rank: int) -> tuple[nn.Module, torch.optim.Optimizer]:
         layers = {"first": layer(1, 8, stride=1), "second": layer(8, 16, stride=2)}
-        module = named(layers | {"flatten": nn.Flatten(), "linear": nn.Linear(16 * 4 * 4, 10)})
+        module = named_layers(layers | {"flatten": nn.Flatten(), "linear": nn.Linear(16 * 4 * 4, 10)})
         return module, torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
 
     def batch(step: int, rank: int, seed: int) -> Batch:

@@ -23,7 +23,8 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from real.processes.heartbeat import Guard, name_calls, ranks_have
+from real.processes.beats import name_calls, ranks_have
+from real.processes.heartbeat import Guard
 from real.processes.rendezvous import RankPlace, StoreAccess, bounded, meet, meet_within, place
 from real.processes.signing import SignedStore
 from simdist.errors import RunError

@@ -27,7 +27,7 @@ def hello(key: bytes, side: Literal["client", "server"]) -> bytes:
     return HELLO.pack(_MAGIC, hmac.digest(key, side.encode(), "sha256"))
 
 
-def hear_hello(
+def _hear_hello(
     connection: socket.socket, key: bytes, side: Literal["client", "server"], *, deadline_s: float | None
 ) -> None:
     """Receive the first message of the other side.
@@ -47,25 +47,25 @@ def greet(connection: socket.socket, key: bytes, *, deadline_s: float) -> None:
     """Prove to a server that this is a rank of the run, and receive its proof.
 
     Raises:
-        OSError: See `hear_hello`.
+        OSError: See `_hear_hello`.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    send(connection, [hello(key, "client")], deadline_s=deadline_s)
-    hear_hello(connection, key, "server", deadline_s=deadline_s)
+    send_message(connection, [hello(key, "client")], deadline_s=deadline_s)
+    _hear_hello(connection, key, "server", deadline_s=deadline_s)
 
 
 def welcome(connection: socket.socket, key: bytes, *, deadline_s: float) -> None:
     """Receive the proof of a client, and send the proof of this server.
 
     Raises:
-        OSError: See `hear_hello`.
+        OSError: See `_hear_hello`.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    hear_hello(connection, key, "client", deadline_s=deadline_s)
-    send(connection, [hello(key, "server")], deadline_s=deadline_s)
+    _hear_hello(connection, key, "client", deadline_s=deadline_s)
+    send_message(connection, [hello(key, "server")], deadline_s=deadline_s)
 
 
-def send(connection: socket.socket, buffers: Sequence[memoryview | bytes], *, deadline_s: float) -> None:
+def send_message(connection: socket.socket, buffers: Sequence[memoryview | bytes], *, deadline_s: float) -> None:
     """Send buffers one after the other, without copying them.
 
     Args:

@@ -26,11 +26,11 @@ from real.processes.heartbeat import Guard
 from real.processes.signing import SignedStore
 from simdist.errors import RunError
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 _TOLD_NBYTES = 256
 _TOLD_TAG = 0x5D157  # a tag that the script's messages do not use
-SET_BY_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-PORT_ADVICE = "choose another --master-port, or use torchrun --standalone on one machine"
+_SET_BY_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_PORT_ADVICE = "choose another --master-port, or use torchrun --standalone on one machine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,14 @@ def place(environ: Mapping[str, str]) -> RankPlace:
     Raises:
         RunError: a variable is missing, or not a number in range.
     """
-    if missing := [name for name in SET_BY_TORCHRUN if not environ.get(name)]:
+    if missing := [name for name in _SET_BY_TORCHRUN if not environ.get(name)]:
         not_set = f"not started by torchrun: {', '.join(missing)} not set in the environment"
         if "SLURM_PROCID" in environ:
             raise RunError(f"{not_set}; under srun, set them from Slurm's variables: {_of_slurm(missing)}")
         raise RunError(
             f"{not_set}; start with: torchrun --standalone --nproc-per-node N, and your script or -m real RUN"
         )
-    names = SET_BY_TORCHRUN[:4]
+    names = _SET_BY_TORCHRUN[:4]
     try:
         rank, world_size, local_rank, local_world_size = (int(environ[name]) for name in names)
     except ValueError:
@@ -176,7 +176,7 @@ def _reach(
     me = _me(here)
     who = "torchrun" if hosted_by is None else f"rank {hosted_by}"
     silence = f"{me}: {who}, which hosts the store at {at}, does not answer within {timeout_s:g} s"
-    advice = f"see that it runs, is reachable from here, and no other program has the port; {PORT_ADVICE}"
+    advice = f"see that it runs, is reachable from here, and no other program has the port; {_PORT_ADVICE}"
     address, _, port = at.rpartition(":")
 
     def reach() -> tuple[Store, SignedStore, SignedStore]:
@@ -185,7 +185,7 @@ def _reach(
         if agreed.add(f"seat/{here.rank}") > 1:
             raise RunError(
                 f"{me} found its rank taken by another process in the store at {at}: two were started with "
-                f"this RANK, or another run uses the port; {PORT_ADVICE}"
+                f"this RANK, or another run uses the port; {_PORT_ADVICE}"
             )
         return store, agreed, SignedStore(watch, secret)
 
@@ -215,7 +215,9 @@ def _serve(me: str, addresses: Sequence[str], port: int, timeout_s: float) -> TC
         )
     except (OSError, RuntimeError) as error:
         why = _first_line(error)
-        raise RunError(f"{me} cannot host the store at port {port} of {addresses[0]} ({why}); {PORT_ADVICE}") from error
+        raise RunError(
+            f"{me} cannot host the store at port {port} of {addresses[0]} ({why}); {_PORT_ADVICE}"
+        ) from error
 
 
 def _listen(addresses: Sequence[str], port: int) -> socket.socket:
@@ -240,12 +242,12 @@ def _port(text: str) -> int:
     raise RunError(f"MASTER_PORT must be a port from 1 to 65535, found {text!r}")
 
 
-def bounded(function: Callable[[], T], timeout_s: float, late: Callable[[], str], guard: Guard | None = None) -> T:
+def bounded(function: Callable[[], _T], timeout_s: float, late: Callable[[], str], guard: Guard | None = None) -> _T:
     """Call a function that native code may block for ever, and give up after a time limit.
 
     It runs in a separate thread, so that signals still reach the main thread. If it is late, the thread is abandoned.
     """
-    results: list[T] = []
+    results: list[_T] = []
     errors: list[BaseException] = []
 
     def call() -> None:

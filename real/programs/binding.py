@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from real.buffers.memory import DTYPES, Memory
+from real.buffers.memory import TORCH_DTYPES, Memory
 from real.buffers.transforms import Transform
 from simdist.errors import PlanError, RunError
 from simdist.plan import Buffer, Plan, ops
@@ -226,7 +226,7 @@ class Binding:
             )
         for buffer in buffers:
             for parameter, name in zip(self.parameters_of(buffer), self._names_of(buffer), strict=True):
-                if parameter.dtype != DTYPES[buffer.dtype]:
+                if parameter.dtype != TORCH_DTYPES[buffer.dtype]:
                     raise PlanError(
                         f"plan {plan.name}: buffer {buffer.name} is {buffer.dtype}, parameter {name} is "
                         f"{parameter.dtype}; set workload.dtype, or convert the model"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor, nn
 
 from real.buffers import transforms
 from real.buffers.memory import Memory
-from real.programs.base import Batch, Computation, Feed, Program, WriteFile, normalised, on_host
+from real.programs.base import Batch, Computation, Feed, Program, WriteFile, on_host
+from real.programs.batches import PassBatches
 from real.programs.binding import Binding, trained_parameters
 from real.programs.optimizers import MakeOptimizer, Outer, Rating, nesterov, takes_ratios
 from real.programs.sharing import shared_update
@@ -62,34 +64,19 @@ class ModuleProgram(Program):
     ) -> None:
         _check_updates(plan, max_norm)
         self._plan = plan
-        self._binding = Binding(plan, module, memory, rank=rank)
-        self._max_norm = max_norm
-        units = self._binding.units()
-        types = self._binding.gathered_dtype, self._binding.own_dtype
-        self._units = UnitHooks(module, units, memory.is_held, types)
-        self._rating = Rating(plan, self._binding, optimizer, memory, rank)
-        self._shared = shared_update(plan, self._binding, optimizer, memory, rank)
-        self._outer = Outer(plan, self._binding, memory, outer)
         self._module = module
-        self._loss_of = loss
-        self._optimizer = optimizer
-        self._batch = batch
         self._memory = memory
-        self._device = device
         self._rank = rank
-        self._autocast = autocast
-        self._write = save
-        self._feed = feed
-        self._batches: dict[str, Sequence[Batch]] = {}  # batches of the passes of a step
-        self._saved_names = {
-            name for body in plan.bodies for op in body if isinstance(op, ops.Save) for name in op.srcs
-        }
-        copies = [op for body in plan.bodies for op in body if isinstance(op, ops.Copy)]
-        self._anchors = {op.dst for op in copies if op.src in self._outer.names}
-        self._states: dict[str, object] = {}  # copies of state that is not in buffers, by the name of the copy
-        self._n_passes = max(1, *(len(ops.forward_passes(body)) for body in plan.bodies))
-        self._at = -1, 0  # step, and its next pass
-        self._in_memory = {buffer.name for buffer in plan.buffers if buffer.place == "host" and buffer.initialized}
+        self._loss_of = loss
+        self._binding = Binding(plan, module, memory, rank=rank)
+        types = self._binding.gathered_dtype, self._binding.own_dtype
+        self._units = UnitHooks(module, self._binding.units(), memory.is_held, types)
+        self._batches = PassBatches(plan, batch, feed, device)
+        self._updates = _Updates(plan, module, self._binding, optimizer, memory, rank, outer, max_norm)
+        self._saves = _Saves(plan, save, self._binding, self._updates, memory, rank)
+        self._precision: Callable[[], AbstractContextManager[object]] = nullcontext
+        if autocast:
+            self._precision = partial(torch.autocast, device.type, dtype=autocast)
         self.loss: Tensor | None = None
 
     def warm_up(self, n_steps: int) -> None:
@@ -98,8 +85,8 @@ class ModuleProgram(Program):
         Of a sharded model, also find the units that it uses out of turn, and keep their memory.
         """
         state = [buffer.clone() for buffer in self._module.buffers()]
-        inputs, targets = map(self._on_device, self._batch(0))
-        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
+        inputs, targets = self._batches.made(0)
+        with torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []):
             if self._binding.units():
                 with torch.no_grad(), self._precision():
                     self._memory.keep(self._units.used_out_of_turn(inputs))
@@ -110,40 +97,25 @@ class ModuleProgram(Program):
         self._binding.forget_gradients()
         for buffer, before in zip(self._module.buffers(), state, strict=True):
             buffer.copy_(before)
-        transforms.warm_up(self._plan, self._memory)
+        transforms.warm_up_transforms(self._plan, self._memory)
 
     def load(self, op: ops.Load, number: int) -> None:
         """Read or make batch `number` of the data, on the host."""
-        if self._feed is not None:
-            self._feed.load(op, number)
-        else:
-            self._batches[op.dst] = self._of_passes(number)
+        self._batches.load(op, number)
 
     def perform(self, op: Computation, step: int) -> None:
         """Perform an operation; generated data is not staged in."""
         match op:
             case ops.StageIn():
-                if self._feed is not None:
-                    self._feed.stage_in(op)
+                self._batches.stage_in(op)
             case ops.Copy():
                 self._copy(op, step)
             case ops.TrustRatios():
-                self._rating.rate(op)
-            case ops.Optimize() if op.optimizer == "outer":
-                self._outer.step(op)
-            case ops.Optimize() if self._shared:
-                if self._max_norm is not None:
-                    self._shared.clip(op, self._max_norm, None)
-                self._shared.update(op)
-                self._binding.buckets.forget_unused()
+                self._updates.rating.rate(op)
             case ops.Optimize():
-                self._binding.give_gradients(op)
-                self._rating.give(op)
-                if self._max_norm is not None:
-                    nn.utils.clip_grad_norm_(trained_parameters(self._module), self._max_norm)
-                self._optimizer.step()
+                self._updates.update(op)
             case ops.Save():
-                self._save(op, step)
+                self._saves.save(op, step)
             case _:
                 transforms.transform(self._memory, op, step=step, rank=self._rank)
 
@@ -183,38 +155,117 @@ class ModuleProgram(Program):
             return
         if op.dst in self._memory:
             transforms.copy(self._memory, op, rank=self._rank)
-            return
-        if op.dst in self._saved_names:
-            self._states[op.dst] = self._state_of(op.src)
-            return
-        if self._feed is not None:
-            self._batches[op.dst] = self._from_feed(self._feed, op.src)
-            return
-        batches = self._of_passes(step) if op.src in self._in_memory else self._batches[op.src]
-        self._batches[op.dst] = [(self._on_device(inputs), self._on_device(targets)) for inputs, targets in batches]
+        elif not self._saves.copy(op):
+            self._batches.copy(op, step)
 
     def forward(self, parts: Sequence[ops.Forward], step: int, complete: Callable[[], object]) -> None:
         """Compute the loss of the batch that the plan has copied to the device, or else of the next batch."""
-        number = self._at[1] if self._at[0] == step else 0
-        self._at = step, number + 1
-        names = [name for part in parts for name in part.srcs]
-        brought = next((self._batches[name][number] for name in names if name in self._batches), None)
-        inputs, targets = brought or map(self._on_device, self._batch(step * self._n_passes + number))
+        inputs, targets = self._batches.next((name for part in parts for name in part.srcs), step)
         self._binding.forget_gradients()
         self._units.expect(parts, complete)
         with self._precision():
             self.loss = self._loss_of(self._units.outputs(inputs), targets)
         self._units.finish(len(parts))
 
-    def _state_of(self, name: str) -> object:
-        """Return a copy of the state behind a buffer that is not in memory: bytes, or the state of the optimizer."""
-        buffer = self._plan.buffer(name)
-        if buffer.dtype == "uint8":
-            return torch.zeros(buffer.count, dtype=torch.uint8)
-        outer = {"outer_optimizer": on_host(self._outer.optimizer.state_dict())} if self._outer.optimizer else {}
-        return {"optimizer": on_host((self._shared or self._optimizer).state_dict())} | outer
 
-    def _save(self, op: ops.Save, step: int) -> None:
+@final
+class _Updates:
+    """Updates parameters and anchors.
+
+    Args:
+        plan: The plan.
+        module: The module.
+        binding: The binding of its parameters.
+        optimizer: Optimizer of the parameters.
+        memory: The plan's buffers.
+        rank: This rank.
+        outer: Makes the outer optimizer, if the plan has one.
+        max_norm: Clip the gradients of each update to this norm of all of them.
+
+    Attributes:
+        rating: Computes trust ratios.
+        outer: The outer optimizer.
+        state: Has the state of the optimizer.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        module: nn.Module,
+        binding: Binding,
+        optimizer: torch.optim.Optimizer,
+        memory: Memory,
+        rank: int,
+        outer: MakeOptimizer,
+        max_norm: float | None,
+    ) -> None:
+        self._module = module
+        self._binding = binding
+        self._optimizer = optimizer
+        self._max_norm = max_norm
+        self.rating = Rating(plan, binding, optimizer, memory, rank)
+        self._shared = shared_update(plan, binding, optimizer, memory, rank)
+        self.outer = Outer(plan, binding, memory, outer)
+        self.state = self._shared or optimizer
+
+    def update(self, op: ops.Optimize) -> None:
+        """Perform an update."""
+        if op.optimizer == "outer":
+            self.outer.step(op)
+        elif self._shared:
+            if self._max_norm is not None:
+                self._shared.clip(op, self._max_norm, None)
+            self._shared.update(op)
+            self._binding.buckets.forget_unused()
+        else:
+            self._binding.give_gradients(op)
+            self.rating.give(op)
+            if self._max_norm is not None:
+                nn.utils.clip_grad_norm_(trained_parameters(self._module), self._max_norm)
+            self._optimizer.step()
+
+
+@final
+class _Saves:
+    """Writes the files of checkpoints.
+
+    Args:
+        plan: The plan.
+        write: Writes a file; None writes none.
+        binding: The binding of the parameters.
+        updates: Have the state of the optimizers.
+        memory: The plan's buffers.
+        rank: This rank.
+    """
+
+    def __init__(
+        self, plan: Plan, write: WriteFile | None, binding: Binding, updates: _Updates, memory: Memory, rank: int
+    ) -> None:
+        self._plan = plan
+        self._write = write
+        self._binding = binding
+        self._updates = updates
+        self._memory = memory
+        self._rank = rank
+        everything = [op for body in plan.bodies for op in body]
+        self._names = {name for op in everything if isinstance(op, ops.Save) for name in op.srcs}
+        self._anchors = {op.dst for op in everything if isinstance(op, ops.Copy) and op.src in updates.outer.names}
+        self._states: dict[str, object] = {}  # copies of state that is not in buffers, by the name of the copy
+
+    def copy(self, op: ops.Copy) -> bool:
+        """Copy the state behind a buffer that is not in memory. Tell whether the copy is for a checkpoint."""
+        if op.dst not in self._names:
+            return False
+        buffer = self._plan.buffer(op.src)
+        if buffer.dtype == "uint8":
+            self._states[op.dst] = torch.zeros(buffer.count, dtype=torch.uint8)
+            return True
+        outer = self._updates.outer.optimizer
+        state = {"outer_optimizer": on_host(outer.state_dict())} if outer else {}
+        self._states[op.dst] = {"optimizer": on_host(self._updates.state.state_dict())} | state
+        return True
+
+    def save(self, op: ops.Save, step: int) -> None:
         """Write a file of this step: `step`, `model` for `load_state_dict`, `optimizer`, and other buffers."""
         if self._write is None or not op.by.is_first(self._rank):
             return
@@ -235,29 +286,6 @@ class ModuleProgram(Program):
             elif name in self._memory:
                 content[name] = self._memory.tensors(name)
         self._write(f"step-{step:06d}-rank-{self._rank:05d}.pt", lambda file: torch.save(content, file))
-
-    def _of_passes(self, step: int) -> list[Batch]:
-        """Return the batches of the passes of a step."""
-        first = step * self._n_passes
-        return [self._batch(number) for number in range(first, first + self._n_passes)]
-
-    def _from_feed(self, feed: Feed, name: str) -> list[Batch]:
-        """Copy a step's samples to the device, in the module's format; then the buffer may receive the next ones.
-
-        Returns:
-            Equal parts of the samples, one for each pass.
-        """
-        images, labels = feed.batch(name)
-        like, _ = self._batch(0)
-        inputs = normalised(images, like.shape[1:], self._device, like.dtype)
-        labels = labels.to(self._device, non_blocking=True, copy=True)
-        return list(zip(inputs.chunk(self._n_passes), labels.chunk(self._n_passes), strict=True))
-
-    def _on_device(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device, non_blocking=True)
-
-    def _precision(self) -> AbstractContextManager[object]:
-        return torch.autocast(self._device.type, dtype=self._autocast) if self._autocast else nullcontext()
 
 
 @final

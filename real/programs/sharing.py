@@ -8,6 +8,7 @@ optimizer of torch works that treats each element separately. `problem_of` tests
 
 import copy
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -80,80 +81,47 @@ class SharedUpdate:
     ) -> None:
         if problem := problem_of(optimizer):
             raise UnsupportedError(f"plan {plan.name} shares updates: {type(optimizer).__name__} {problem}")
-        self._optimizer = optimizer
-        self._binding = binding
-        self._memory = memory
         is_sharded = _is_sharded(plan, update)
-        self._sharers = plan.buffer(update.params[0]).sharded_over if is_sharded else update.shared_by
-        self._member = self._sharers.member(rank)
-        self._copy = self._sharers.number(rank)
-        self._whole: list[tuple[Tensor, Tensor]] = []  # this rank's slices of the parameters, and their targets
-        self._in_whole: dict[str, dict[nn.Parameter, int]] = {}  # places of parameters in whole gradient buffers
-        self._pieces: dict[nn.Parameter, _Piece] = {}
         if is_sharded:
             _check_order(plan, update)
-        for number, (param, updated) in enumerate(zip(update.params, update.slices or update.params, strict=True)):
-            self._cut(number, plan, param, memory.dense(updated))
-        for buffer in plan.buffers:
-            if buffer.tensors is not None and buffer.sharded_over == ALONE:
-                places = binding.pieces(buffer, 0, buffer.count)
-                self._in_whole[buffer.name] = {parameter: place.start for parameter, _, place in places}
+        self._binding = binding
+        self._memory = memory
+        self._sharers = plan.buffer(update.params[0]).sharded_over if is_sharded else update.shared_by
+        self._copy = self._sharers.number(rank)
+        self._slices = _Slices(update, plan, binding, memory, self._sharers.member(rank))
+        self._lent = _LentOptimizer(optimizer, self._slices.pieces)
         self._buckets = {op.dst for body in plan.bodies for op in body if isinstance(op, Backward)}
         self._seen: dict[str, int] = {}
         self._unused: set[Tensor] = set()
-        self._state: defaultdict[Tensor, Any] = defaultdict(dict)
-        self._groups: list[list[Tensor]] = [[] for _ in optimizer.param_groups]  # parameters, while pieces replace them
-        self._is_lent = False
-        self._is_split = False
-        self._has_kept = False
-        self._handle = optimizer.register_state_dict_pre_hook(self._refuse_state)
 
     def release(self) -> None:
         """Restore the ordinary optimizer, without a state."""
-        self.end()
-        self._handle.remove()
-
-    def split(self) -> None:
-        """Keep only the part of the optimizer's state for this rank's pieces."""
-        for parameter, piece in self._pieces.items():
-            for name, value in self._optimizer.state.pop(parameter, {}).items():
-                if isinstance(value, Tensor) and value.shape == parameter.shape:
-                    flat = value.new_empty(value.numel())
-                    laid_like(flat, parameter).copy_(value)
-                    value = flat[piece.first : piece.first + piece.tensor.numel()].clone()
-                self._state[piece.tensor][name] = value
-        self._optimizer.state.clear()
-        self._is_split = True
+        self._lent.release()
 
     def update(self, op: Optimize) -> None:
         """Perform an update."""
         self.note(op)
         self.begin(op)
-        self._optimizer.step()
+        self._lent.optimizer.step()
         self.end()
 
     def begin(self, op: Optimize) -> None:
         """Give the optimizer the pieces and their gradients; `end` takes them back."""
-        if not self._is_split:
-            self.split()
+        self._lent.split()
         self.keep()
-        gradients = self._gradients(op)
-        for (parameter, piece), gradient in zip(self._pieces.items(), gradients, strict=True):
+        gradients = self._slices.gradients(op)
+        for (parameter, piece), gradient in zip(self._slices.pieces.items(), gradients, strict=True):
             is_unused = parameter in self._unused and not gradient.any() and bool(gradient.signbit().all())
             piece.tensor.grad = None if is_unused else gradient.to(piece.tensor.dtype)
-        self._lend()
+        self._lent.lend()
 
     def end(self) -> None:
         """Take the pieces back."""
-        if self._is_lent:
-            self._swap()
+        self._lent.take_back()
 
     def keep(self) -> None:
         """Set the slices to those of the parameters, as without an update; of slices that last, only the first time."""
-        for mine, updated in self._whole:
-            if mine is not updated and (mine.dtype == updated.dtype or not self._has_kept):
-                updated.copy_(mine)
-        self._has_kept = True
+        self._slices.keep()
 
     def note(self, op: Optimize) -> None:
         """Record the gradients that the user sees, if the update uses other ones, and the unused parameters."""
@@ -177,7 +145,7 @@ class SharedUpdate:
         Returns:
             The norm before, a scalar.
         """
-        pieces = self._gradients(op)
+        pieces = self._slices.gradients(op)
         like = self._memory.dense(op.grads[0])
         dtype = torch.promote_types(like.dtype, torch.float32)
         squares = like.new_zeros(dist.get_world_size(everyone) // self._sharers.size, dtype=dtype)
@@ -188,58 +156,137 @@ class SharedUpdate:
             each.mul_((max_norm / (norm + _CLIP_EPS)).clamp(max=1.0).to(each.dtype))
         return norm
 
-    def _gradients(self, op: Optimize) -> list[Tensor]:
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of this rank's pieces; before the first update, the whole state of the optimizer."""
+        return self._lent.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore either state."""
+        self._lent.load_state_dict(state)
+
+
+@final
+class _Slices:
+    """The slices of one rank, and the pieces of parameters in them.
+
+    Attributes:
+        pieces: The piece of each parameter that has one.
+    """
+
+    def __init__(self, update: Optimize, plan: Plan, binding: Binding, memory: Memory, member: int) -> None:
+        self.pieces: dict[nn.Parameter, _Piece] = {}
+        self._memory = memory
+        self._whole: list[tuple[Tensor, Tensor]] = []  # this rank's slices of the parameters, and their targets
+        self._in_whole: dict[str, dict[nn.Parameter, int]] = {}  # places of parameters in whole gradient buffers
+        self._has_kept = False
+        for number, (name, target) in enumerate(zip(update.params, update.slices or update.params, strict=True)):
+            buffer = plan.buffer(name)
+            updated = memory.dense(target)
+            count = updated.numel()
+            first = member * count
+            is_sharded = buffer.sharded_over != ALONE
+            self._whole.append((updated if is_sharded else memory.dense(name)[first : first + count], updated))
+            for parameter, begin, place in binding.pieces(buffer, member, count):
+                self.pieces[parameter] = _Piece(updated[place], begin, number, place)
+        for buffer in plan.buffers:
+            if buffer.tensors is not None and buffer.sharded_over == ALONE:
+                places = binding.pieces(buffer, 0, buffer.count)
+                self._in_whole[buffer.name] = {parameter: place.start for parameter, _, place in places}
+
+    def keep(self) -> None:
+        """Set the slices to those of the parameters; of slices that last, only the first time."""
+        for mine, updated in self._whole:
+            if mine is not updated and (mine.dtype == updated.dtype or not self._has_kept):
+                updated.copy_(mine)
+        self._has_kept = True
+
+    def gradients(self, op: Optimize) -> list[Tensor]:
         """Return the gradient of each piece."""
         if op.grads[0] not in self._in_whole:
             slices = [self._memory.dense(name) for name in op.grads]
-            return [slices[piece.number][piece.place] for piece in self._pieces.values()]
+            return [slices[piece.number][piece.place] for piece in self.pieces.values()]
         firsts = {each: (name, first) for name in op.grads for each, first in self._in_whole[name].items()}
         found = []
-        for parameter, piece in self._pieces.items():
+        for parameter, piece in self.pieces.items():
             name, first = firsts[parameter]
             begin = first + piece.first
             found.append(self._memory.dense(name)[begin : begin + piece.tensor.numel()])
         return found
 
+
+@final
+class _LentOptimizer:
+    """Lends the user's optimizer the pieces of a rank in place of its parameters.
+
+    Args:
+        optimizer: The optimizer.
+        pieces: The piece of each parameter that has one.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, pieces: Mapping[nn.Parameter, _Piece]) -> None:
+        self.optimizer = optimizer
+        self._pieces = pieces
+        self._state: defaultdict[Tensor, Any] = defaultdict(dict)
+        self._groups: list[list[Tensor]] = [[] for _ in optimizer.param_groups]  # parameters, while pieces replace them
+        self._is_lent = False
+        self._is_split = False
+        self._handle = optimizer.register_state_dict_pre_hook(self._refuse_state)
+
+    def release(self) -> None:
+        """Restore the ordinary optimizer, without a state."""
+        self.take_back()
+        self._handle.remove()
+
+    def split(self) -> None:
+        """Keep only the part of the optimizer's state for the pieces. Do so once."""
+        if self._is_split:
+            return
+        for parameter, piece in self._pieces.items():
+            for name, value in self.optimizer.state.pop(parameter, {}).items():
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    flat = value.new_empty(value.numel())
+                    laid_like(flat, parameter).copy_(value)
+                    value = flat[piece.first : piece.first + piece.tensor.numel()].clone()
+                self._state[piece.tensor][name] = value
+        self.optimizer.state.clear()
+        self._is_split = True
+
+    def lend(self) -> None:
+        """Let the optimizer have the pieces and their state."""
+        self._groups = [
+            [self._pieces[each].tensor for each in group["params"] if each in self._pieces]
+            for group in self.optimizer.param_groups
+        ]
+        self._swap()
+
+    def take_back(self) -> None:
+        """Let the optimizer have its parameters, unless it has them."""
+        if self._is_lent:
+            self._swap()
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank's pieces; before `split`, the whole state of the optimizer."""
+        """Return the state of the pieces; before `split`, the whole state of the optimizer."""
         if not self._is_split:
-            return {"whole": self._optimizer.state_dict()}
-        self._lend()
-        state = self._optimizer.state_dict()
-        self.end()
+            return {"whole": self.optimizer.state_dict()}
+        self.lend()
+        state = self.optimizer.state_dict()
+        self.take_back()
         return {"pieces": state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore either state."""
         if "whole" in state:
-            self._optimizer.load_state_dict(state["whole"])
+            self.optimizer.load_state_dict(state["whole"])
             return
         self._is_split = True
-        self._lend()
-        self._optimizer.load_state_dict(state["pieces"])
-        self.end()
-
-    def _cut(self, number: int, plan: Plan, name: str, updated: Tensor) -> None:
-        buffer = plan.buffer(name)
-        count = updated.numel()
-        first = self._member * count
-        is_sharded = buffer.sharded_over != ALONE
-        self._whole.append((updated if is_sharded else self._memory.dense(name)[first : first + count], updated))
-        for parameter, begin, place in self._binding.pieces(buffer, self._member, count):
-            self._pieces[parameter] = _Piece(updated[place], begin, number, place)
-
-    def _lend(self) -> None:
-        self._groups = [
-            [self._pieces[each].tensor for each in group["params"] if each in self._pieces]
-            for group in self._optimizer.param_groups
-        ]
-        self._swap()
+        self.lend()
+        self.optimizer.load_state_dict(state["pieces"])
+        self.take_back()
 
     def _swap(self) -> None:
-        for number, group in enumerate(self._optimizer.param_groups):
+        for number, group in enumerate(self.optimizer.param_groups):
             group["params"], self._groups[number] = self._groups[number], group["params"]
-        self._optimizer.state, self._state = self._state, self._optimizer.state
+        self.optimizer.state, self._state = self._state, self.optimizer.state
         self._is_lent = not self._is_lent
 
     def _refuse_state(self, _optimizer: torch.optim.Optimizer) -> None:

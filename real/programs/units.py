@@ -9,6 +9,7 @@ unit, they never are. So before autograd uses a unit whose turn has not come, a 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
 
@@ -19,6 +20,30 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from simdist.errors import RunError
 from simdist.plan import ops
+
+
+@dataclass(slots=True)
+class _ForwardPass:
+    """The last forward pass.
+
+    Args:
+        places: Buffer of a unit -> its place in the pass.
+        complete: Ends the `Forward` of a unit, and begins the next one. None outside of forward passes.
+        at: Place of the unit whose `Forward` has begun.
+        called: Units with a module that was called.
+    """
+
+    places: Mapping[str, int]
+    complete: Callable[[], object] | None
+    at: int = 0
+    called: set[str] = field(default_factory=set)
+
+    def advance(self, place: int) -> None:
+        """Complete the units before a place."""
+        while self.at < place:
+            assert self.complete is not None
+            self.complete()
+            self.at += 1
 
 
 @final
@@ -45,10 +70,7 @@ class UnitHooks:
         self._is_held = is_held
         self._gathered, self._own = types
         self._names = {parameter: name for name, parameter in module.named_parameters()}
-        self._places: dict[str, int] = {}  # buffer of a unit -> its place in the running pass
-        self._at = 0  # place of the unit whose `Forward` has begun
-        self._called: set[str] = set()  # units with a module that was called in the last pass
-        self._complete: Callable[[], object] | None = None  # None outside of forward passes
+        self._pass = _ForwardPass({}, None)
         self._reach: Callable[[str], object] | None = None  # None outside of backward passes
         self._buckets: Mapping[str, str] = {}  # buffer of a unit -> bucket of its gradients
         unit_of = {parameter: name for name, parameters in units.items() for parameter in parameters}
@@ -84,15 +106,13 @@ class UnitHooks:
 
     def expect(self, parts: Sequence[ops.Forward], complete: Callable[[], object]) -> None:
         """Prepare for a forward pass; see `real.programs.base.Program.forward`."""
-        self._places = {name: place for place, part in enumerate(parts) for name in part.srcs if name in self._units}
-        self._at = 0
-        self._called = set()
-        self._complete = complete
+        places = {name: place for place, part in enumerate(parts) for name in part.srcs if name in self._units}
+        self._pass = _ForwardPass(places, complete)
 
     def finish(self, n_parts: int) -> None:
         """Complete the rest of the pass."""
-        self._advance(n_parts)
-        self._complete = None
+        self._pass.advance(n_parts)
+        self._pass.complete = None
 
     def expect_backward(self, buckets: Sequence[ops.Backward], reach: Callable[[str], object]) -> None:
         """Prepare for a backward pass.
@@ -114,7 +134,8 @@ class UnitHooks:
             RunError: A unit was used, and no module that has its parameters was called.
         """
         self._reach = None
-        for name in self._places.keys() - self._called if len(self._places) > 1 else ():
+        places = self._pass.places
+        for name in places.keys() - self._pass.called if len(places) > 1 else ():
             used = [self._names[parameter] for parameter in self._units[name] if parameter not in unused]
             if used:
                 raise RunError(
@@ -124,9 +145,9 @@ class UnitHooks:
                 )
 
     def _is_called(self, used: tuple[str, ...], _module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        self._called.update(used)
-        if self._complete is not None:
-            self._advance(max(self._places[name] for name in used))
+        self._pass.called.update(used)
+        if self._pass.complete is not None:
+            self._pass.advance(max(self._pass.places[name] for name in used))
             self._check_held(used)
         self._is_reached(used)  # in a backward pass that computes a part of the forward pass again
         return None if self._gathered == self._own else _converted((args, kwargs), self._gathered)
@@ -152,12 +173,6 @@ class UnitHooks:
                 f"{freed}, the unit of {first}, is used again after its turn in the pass, and the plan has freed it: "
                 f"let one unit have all layers that use it, or write reshard_after_forward: false"
             )
-
-    def _advance(self, place: int) -> None:
-        while self._at < place:
-            assert self._complete is not None
-            self._complete()
-            self._at += 1
 
 
 @final

@@ -1,8 +1,8 @@
 """The times of one rank, written to a file during the run, so that a killed rank leaves its times so far.
 
 The file is a .npy of float64 `[3, n_instances]` (ready, start, end), mapped into memory. The kernel keeps written data
-even if the process is gone. Times are from the rank's own monotonic clock. `gather` combines those of all ranks into
-one trace in common time.
+even if the process is gone. Times are from the rank's own monotonic clock. `gather_trace` combines those of all ranks
+into one trace in common time.
 
 Ranks record when they were ready for a collective and when it ended. No rank can know when it *began*: that is when the
 last member was ready. It is computed here, after the clocks have been synchronized.
@@ -32,12 +32,12 @@ from simdist.plan.group import Group
 from simdist.plan.walk import drops_late
 from simdist.traces.trace import Trace, ended_with_its_last_result
 
-ScalarT = TypeVar("ScalarT", bound=np.generic)
+_ScalarT = TypeVar("_ScalarT", bound=np.generic)
 
 _ATTEMPTS = 10
 
 
-def memmap(path: Path, values: NDArray[ScalarT]) -> NDArray[ScalarT]:
+def memmap(path: Path, values: NDArray[_ScalarT]) -> NDArray[_ScalarT]:
     """Write a .npy file and map it; its blocks are allocated first, because a full disk would kill the process.
 
     A rank that is done removes the folder if it is empty, possibly just before this one writes to it. Then it is made
@@ -57,9 +57,6 @@ def memmap(path: Path, values: NDArray[ScalarT]) -> NDArray[ScalarT]:
             if not isinstance(error, FileNotFoundError) or attempt == _ATTEMPTS - 1:
                 raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
     raise AssertionError
-
-
-Times = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
 
 class Recorder:
@@ -127,7 +124,7 @@ def forget(folder: Path, rank: int) -> None:
         folder.rmdir()
 
 
-def gather(
+def gather_trace(
     recorder: Recorder,
     plan: Plan,
     *,
@@ -154,7 +151,7 @@ def gather(
     times_s = np.empty((3, plan.n_instances, plan.world_size))
     for other, theirs in enumerate(gather_to_first(mine, group=group)):
         times_s[:, :, other] = theirs.numpy()
-    return None if rank else assemble(plan, times_s, source, late or {})
+    return None if rank else trace_of(plan, times_s, source, late or {})
 
 
 def salvage(folder: Path, plan: Plan) -> Trace | None:
@@ -176,10 +173,10 @@ def salvage(folder: Path, plan: Plan) -> Trace | None:
         if part.digest == plan.digest():
             times_s[:, :, rank] = to_common_s(theirs, start_s=part.start_s)
     times_s[:, np.isnan(times_s[2])] = np.nan  # instances that began but did not end count as not run
-    return None if np.isnan(times_s).all() else assemble(plan, times_s, "real, ended early")
+    return None if np.isnan(times_s).all() else trace_of(plan, times_s, "real, ended early")
 
 
-def assemble(
+def trace_of(
     plan: Plan, times_s: NDArray[np.float64], source: str, late: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 ) -> Trace:
     """Return the trace of times in common time, float64 `[3, n_instances, world_size]`."""

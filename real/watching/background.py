@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar, final
 
-from real.processes.heartbeat import ranks_have
+from real.processes.beats import ranks_have
 from real.watching.exchange import StoreExchange, WatchNews, WindowPost, common_times
-from real.watching.lateness import LatenessFinder, LatenessWindow
+from real.watching.lateness import LatenessFinder, LatenessWindow, WorkTimes
 from real.watching.output import append_csv
 from real.watching.tracing import TraceMark, TraceMarker
 from real.watching.work import StepClock, StepMoments, measured
@@ -80,12 +80,8 @@ class WatchThread(Generic[MomentT]):
         self.is_off = False
         self._clock = clock
         self._exchange = exchange
-        self._rank = rank
-        self._csv = csv
+        self._find = _Finding(csv, earliest) if rank == 0 else None
         self._timeout_s = timeout_s
-        self._earliest = earliest
-        self._finder = LatenessFinder()
-        self._marker = TraceMarker()
         self._closing_s = float("inf")
         self._queue: queue.SimpleQueue[WindowMoments[MomentT] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="simdist-watch", daemon=True)
@@ -129,8 +125,8 @@ class WatchThread(Generic[MomentT]):
 
         self._await_moments(window, is_late)
         post = WindowPost(tuple(measured(each, self._clock) for each in window.steps), window.is_last)
-        if self._rank == 0:
-            self._find_late(window, post, is_late)
+        if self._find is not None:
+            self._find_late(self._find, window, post, is_late)
         elif self._exchange is not None:
             self._exchange.post(window.number, post)
             news = self._exchange.news()
@@ -145,7 +141,9 @@ class WatchThread(Generic[MomentT]):
                 raise RunError(f"the GPU has not reached the end of step {window.steps[-1].step} in time")
             time.sleep(_LOOK_S)
 
-    def _find_late(self, window: WindowMoments[MomentT], post: WindowPost, is_late: Callable[[], bool]) -> None:
+    def _find_late(
+        self, find: "_Finding", window: WindowMoments[MomentT], post: WindowPost, is_late: Callable[[], bool]
+    ) -> None:
         posts = {0: post}
         if self._exchange is not None:
             posts |= self._exchange.gather(window.number, is_late)
@@ -156,20 +154,40 @@ class WatchThread(Generic[MomentT]):
                     f"{self._timeout_s:g} s; see the output there, and that it calls watch.step() in each step"
                 )
         for times in common_times(posts):
-            found = self._finder.find(times)
-            found = replace(found, unseen=found.unseen or window.unseen)
-            if self._csv is not None:
-                append_csv(self._csv, found)
-            self.mark = self._marker.after(found, self._earliest())
+            found, self.mark = find.find(times, window.unseen)
             self.results.append(found)
         self._tell_others(WatchNews(window.number, self.mark, is_off=post.is_last))
 
     def _tell_others(self, news: WatchNews) -> None:
-        if self._rank == 0 and self._exchange is not None:
+        if self._find is not None and self._exchange is not None:
             try:
                 self._exchange.publish(news)
             except RuntimeError:  # the store is gone
                 self.is_off = True
+
+
+@final
+class _Finding:
+    """Finds late ranks on rank 0.
+
+    Args:
+        csv: File for the lateness of each window.
+        earliest: Tells the first step for which all ranks can still learn that they should trace it.
+    """
+
+    def __init__(self, csv: Path | None, earliest: Callable[[], int]) -> None:
+        self._csv = csv
+        self._earliest = earliest
+        self._finder = LatenessFinder()
+        self._marker = TraceMarker()
+
+    def find(self, times: WorkTimes, unseen: str) -> tuple[LatenessWindow, TraceMark | None]:
+        """Return the lateness of a window, and the step to trace. Append the lateness to the file."""
+        found = self._finder.find(times)
+        found = replace(found, unseen=found.unseen or unseen)
+        if self._csv is not None:
+            append_csv(self._csv, found)
+        return found, self._marker.after(found, self._earliest())
 
 
 def _last_step(post: WindowPost) -> int | str:

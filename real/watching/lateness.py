@@ -10,8 +10,8 @@ With w[s, r] the own work of rank r in step s (`real.watching.work`):
 * The *lost* time of a step is w[s, last] less that of the rank before the last. It is lost to the last rank: that rank
   alone, no later than the next, would save it.
 
-`simdist.profiles.estimates.noise` has the threshold of noise. In noise alone, at most `FALSE_ALARM` of all windows name
-a rank, among up to 128 ranks.
+`simdist.profiles.estimates.noise` has the threshold of noise. In noise alone, at most `_FALSE_ALARM` of all windows
+name a rank, among up to 128 ranks.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from simdist.profiles.estimates.noise import USUALLY, by_chance_usually_s, late_
 from simdist.settings.base import plural
 
 #: Share of windows that name a rank although there is noise alone, at most.
-FALSE_ALARM = 0.02
+_FALSE_ALARM = 0.02
 
 _CHANNELS = 3  # among which `by_chance_usually_s` divides `USUALLY`; there is one here
 _NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
@@ -38,7 +38,7 @@ _MOST_SCALARS = 32
 _MOST_COMPARED = 128
 _MOST_EARLIER = 150  # steps whose noise counts
 
-Floats = NDArray[np.float64]
+_Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class WorkTimes:
 
     steps: Sequence[int]
     ranks: Sequence[int]
-    work_s: Floats
-    step_s: Floats
+    work_s: _Floats
+    step_s: _Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class LatenessFinder:
 
     def __init__(self) -> None:
         self._ranks: tuple[int, ...] = ()
-        self._earlier_s: Floats = np.empty((0, 0))
+        self._earlier_s: _Floats = np.empty((0, 0))
 
     def find(self, times: WorkTimes) -> LatenessWindow:
         """Return the lateness in the next window."""
@@ -166,7 +166,7 @@ class LatenessFinder:
         return window
 
 
-def find_late(times: WorkTimes, earlier_s: Floats | None = None) -> tuple[LatenessWindow, Floats]:
+def find_late(times: WorkTimes, earlier_s: _Floats | None = None) -> tuple[LatenessWindow, _Floats]:
     """Return how late each rank was, and which of them noise does not explain.
 
     Args:
@@ -214,14 +214,14 @@ def _too_little(times: WorkTimes) -> str:
     return ""
 
 
-def warm_up() -> None:
+def import_lateness() -> None:
     """Load what the first late rank needs. Beside a loop, this would hold up the loop by half a second."""
     work_s = np.ones((_FEWEST_STEPS, 2))
     work_s[:, 0] = 2.0
     find_late(WorkTimes(range(_FEWEST_STEPS), range(2), work_s, work_s))
 
 
-def lateness_s(work_s: Floats) -> Floats:
+def lateness_s(work_s: _Floats) -> _Floats:
     """Return the work of each rank beyond the median of the other ranks in the same step, `[n_steps, n_ranks]`.
 
     One rank alone is never late.
@@ -237,7 +237,7 @@ def lateness_s(work_s: Floats) -> Floats:
     np.put_along_axis(place, order, np.broadcast_to(np.arange(n_ranks), order.shape), axis=1)
     ascending_s = np.take_along_axis(work_s, order, axis=1)
 
-    def of_others(nth: int) -> Floats:
+    def of_others(nth: int) -> _Floats:
         """Return the nth value of the other ranks, in ascending order."""
         return np.asarray(np.take_along_axis(ascending_s, np.where(place <= nth, nth + 1, nth), axis=1))
 
@@ -246,7 +246,7 @@ def lateness_s(work_s: Floats) -> Floats:
     return np.asarray(work_s - (of_others(low) + of_others(high)) / 2)
 
 
-def _lost_s(work_s: Floats) -> Floats:
+def _lost_s(work_s: _Floats) -> _Floats:
     """Return the time that each rank alone costs in each step, `[n_steps, n_ranks]`."""
     lost_s = np.zeros_like(work_s)
     if work_s.shape[1] < 2:
@@ -257,7 +257,7 @@ def _lost_s(work_s: Floats) -> Floats:
     return lost_s
 
 
-def _persistent(work_s: Floats, late_s: Floats, step_s: float) -> NDArray[np.bool_]:
+def _persistent(work_s: _Floats, late_s: _Floats, step_s: float) -> NDArray[np.bool_]:
     """Tell which ranks are late in most steps, `[n_ranks]`."""
     n_steps, n_ranks = work_s.shape
     none = np.zeros(n_ranks, dtype=bool)
@@ -275,7 +275,7 @@ def _persistent(work_s: Floats, late_s: Floats, step_s: float) -> NDArray[np.boo
     return candidates
 
 
-def _more_s(work_s: Floats, late_s: Floats, persistent: NDArray[np.bool_]) -> Floats:
+def _more_s(work_s: _Floats, late_s: _Floats, persistent: NDArray[np.bool_]) -> _Floats:
     """Return the lateness in excess of the usual one, `[n_steps, n_ranks]`.
 
     A rank does not become late because the others are early in a step.
@@ -287,7 +287,7 @@ def _more_s(work_s: Floats, late_s: Floats, persistent: NDArray[np.bool_]) -> Fl
     return np.minimum(late_s - usual_s, work_s - lower_median_s(work_s))
 
 
-def _transient(more_s: Floats, earlier_s: Floats, step_s: float) -> NDArray[np.bool_]:
+def _transient(more_s: _Floats, earlier_s: _Floats, step_s: float) -> NDArray[np.bool_]:
     """Tell in which steps a rank is later than usual, `[n_steps, n_ranks]`."""
     noticeable = more_s > _TRANSIENT_SHARE * step_s
     if not noticeable.any():  # the threshold costs more than all the rest
@@ -295,11 +295,11 @@ def _transient(more_s: Floats, earlier_s: Floats, step_s: float) -> NDArray[np.b
     columns = _compared(more_s.max(axis=0))
     all_s = np.concatenate([earlier_s, more_s])[:, columns]
     is_late = np.zeros_like(noticeable)
-    is_late[:, columns] = late_once(all_s, alarm=FALSE_ALARM - USUALLY / _CHANNELS)[len(earlier_s) :]
+    is_late[:, columns] = late_once(all_s, alarm=_FALSE_ALARM - USUALLY / _CHANNELS)[len(earlier_s) :]
     return np.asarray(noticeable & is_late)
 
 
-def _compared(late_s: Floats) -> NDArray[np.intp]:
+def _compared(late_s: _Floats) -> NDArray[np.intp]:
     """Return the ranks among which late ones are told from noise, in ascending order.
 
     The time for that grows with the square of the number of ranks. So of many ranks, these are the latest and some

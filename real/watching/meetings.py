@@ -45,7 +45,7 @@ def attach(module: nn.Module, meets: Meets) -> list[Handle]:
             "real.wrap(..., experiment=real.Experiment(watching=real.Watching())) instead"
         )
     if isinstance(module, DistributedDataParallel):
-        handles = EndOfBackward(meets).attach([each for each in module.parameters() if each.requires_grad])
+        handles = _EndOfBackward(meets).attach([each for each in module.parameters() if each.requires_grad])
         if module.will_sync_module_buffers():
             handles += _attach_to_forward(module, module.module, meets)
         return handles
@@ -83,7 +83,7 @@ def _uncompiled(module: nn.Module) -> nn.Module:
 
 
 @final
-class EndOfBackward:
+class _EndOfBackward:
     """Notes when a backward pass has computed all gradients, and when it has exchanged them.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 from real.watching.lateness import LatenessWindow
 from simdist.errors import RunError, ScenarioError, naming_file
 
-COLUMNS = (
+LATENESS_COLUMNS = (
     "first_step",
     "last_step",
     "step_ms",
@@ -25,7 +25,7 @@ COLUMNS = (
 
 
 @runtime_checkable
-class AddsScalars(Protocol):
+class _AddsScalars(Protocol):
     """Takes one number at a time, such as TensorBoard's `SummaryWriter`."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object:
@@ -33,14 +33,14 @@ class AddsScalars(Protocol):
 
 
 @runtime_checkable
-class LogsScalars(Protocol):
+class _LogsScalars(Protocol):
     """Takes several numbers at a time, such as the module `wandb` and its runs."""
 
     def log(self, data: Mapping[str, float], *, commit: bool) -> object:
         """Take numbers. Without `commit`, they belong to the row that the script logs next."""
 
 
-Report = Callable[[LatenessWindow], object] | AddsScalars | LogsScalars
+Report = Callable[[LatenessWindow], object] | _AddsScalars | _LogsScalars
 
 
 def check_report(report: object) -> None:
@@ -49,7 +49,7 @@ def check_report(report: object) -> None:
     Raises:
         TypeError: It has neither `add_scalar` nor `log`, and cannot be called.
     """
-    if not (report is None or isinstance(report, AddsScalars | LogsScalars) or callable(report)):
+    if not (report is None or isinstance(report, _AddsScalars | _LogsScalars) or callable(report)):
         raise TypeError(
             f"report={report!r}: write a function of a LatenessWindow, a SummaryWriter of TensorBoard, or wandb"
         )
@@ -58,10 +58,10 @@ def check_report(report: object) -> None:
 def tell(report: Report, window: LatenessWindow) -> None:
     """Report a window."""
     match report:
-        case AddsScalars():
+        case _AddsScalars():
             for name, value in window.scalars().items():
                 report.add_scalar(name, value, window.last_step)
-        case LogsScalars():
+        case _LogsScalars():
             report.log({**window.scalars(), "simdist/last_step": float(window.last_step)}, commit=False)
         case _:
             report(window)
@@ -74,7 +74,7 @@ def check_csv(path: Path) -> None:
         ScenarioError: The file has other columns.
         RunError: It cannot be written.
     """
-    header = ",".join(COLUMNS) + "\n"
+    header = ",".join(LATENESS_COLUMNS) + "\n"
     with naming_file(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+b") as file:

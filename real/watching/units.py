@@ -30,10 +30,10 @@ def attach_to_units(root: nn.Module, meets: Meets) -> list[Handle]:
         The hooks.
     """
     end = _EndOfPass(meets)
-    return [handle for each in root.modules() if is_unit(each) for handle in _UnitHooks(meets, end).attach(each)]
+    return [handle for each in root.modules() if _is_unit(each) for handle in _UnitHooks(meets, end).attach(each)]
 
 
-def is_unit(module: nn.Module) -> bool:
+def _is_unit(module: nn.Module) -> bool:
     """Tell whether `fully_shard` was applied to a module itself."""
     return any(base.__name__ == "FSDPModule" for base in type(module).__mro__)  # so that it need not be imported
 

@@ -31,7 +31,7 @@ from torch.profiler import ProfilerAction
 
 from real.watching.background import WatchThread, WindowMoments
 from real.watching.exchange import StoreExchange
-from real.watching.lateness import LatenessWindow, warm_up
+from real.watching.lateness import LatenessWindow, import_lateness
 from real.watching.meetings import attach, unseen
 from real.watching.module_hooks import Handle
 from real.watching.output import Report, check_csv, check_report, tell
@@ -150,23 +150,20 @@ class StepWatch:
         self.current_step = first_step
         self.window: LatenessWindow | None = None
         self._options = options
-        self._rank = rank
-        self._world_size = world_size
         self._first_step = first_step
-        self._recorder: WorkRecorder[Any] = WorkRecorder(clock)
-        self._steps: list[StepMoments[Any]] = []
-        self._n_windows = 0
         self._closed = False
         self._told = False
         self._report_to = options.report
         if options.report is None and options.csv is None:
             self._report_to = _print
-        self._unseen = unseen(module) if module is not None and world_size > 1 else ""
+        not_seen = unseen(module) if module is not None and world_size > 1 else ""
+        self._recorder: WorkRecorder[Any] = WorkRecorder(clock)
+        self._windows = _Windows(self._recorder, not_seen, has_others=world_size > 1)
         exchange = None
         if world_size > 1:
             exchange = StoreExchange(dist.distributed_c10d._get_default_store(), rank, world_size)
         if rank == 0:
-            warm_up()
+            import_lateness()
         self._handles: Sequence[Handle] = attach(module, self._recorder) if module is not None else ()
         self._thread: WatchThread[Any] = WatchThread(
             clock,
@@ -177,8 +174,8 @@ class StepWatch:
             earliest=self._earliest_to_trace,
         )
         atexit.register(self._close_at_exit)
-        if self._unseen and rank == 0:
-            _warn(self._unseen)
+        if not_seen and rank == 0:
+            _warn(not_seen)
 
     def waiting(self) -> AbstractContextManager[None]:
         """Mark an exchange with other ranks that the script performs itself.
@@ -196,12 +193,10 @@ class StepWatch:
             self._end_early()
             self.current_step += 1
             return
-        moments = self._recorder.end_step(self.current_step)
-        if moments is not None:
-            self._steps.append(moments)
+        self._windows.end_step(self.current_step)
         self.current_step += 1
         if (self.current_step - self._first_step) % self._options.every == 0:
-            self._hand_over()
+            self._thread.put(self._windows.end())
         if self._thread.results:
             self._report()
 
@@ -257,23 +252,10 @@ class StepWatch:
         self._closed = True
         atexit.unregister(self._close_at_exit)
         self._remove_hooks()
-        self._hand_over(is_last=True)
+        self._thread.put(self._windows.end(is_last=True))
         self._thread.close(min(timeout_s, self._options.timeout_s))
         self._report()
         self._end_early()
-
-    def _hand_over(self, *, is_last: bool = False) -> None:
-        """Give the steps since the last window to the thread."""
-        steps = self._steps
-        self._steps = []
-        if self._n_windows == 0 and self._recorder.n_waits == 0 and self._world_size > 1 and steps:
-            _warn(
-                f"{_NO_WAITS}: pass the DistributedDataParallel or fully_shard model to real.watch, or exchange "
-                "gradients within `with watch.waiting():`"
-            )
-        blind = _NO_WAITS if self._recorder.n_waits == 0 and self._world_size > 1 else self._unseen
-        self._thread.put(WindowMoments(self._n_windows, steps, is_last, blind))
-        self._n_windows += 1
 
     def _report(self) -> None:
         """Report what is new, in the thread of the loop."""
@@ -302,6 +284,43 @@ class StepWatch:
     def _earliest_to_trace(self) -> int:
         """Return the first step that all ranks can trace: each reads the mark at the end of its next window."""
         return self.current_step + self._options.every + self._options.every // 2 + _WARM_UP_STEPS
+
+
+@final
+class _Windows:
+    """The moments of the current window.
+
+    Args:
+        recorder: Records work and waits.
+        unseen: Which late ranks the moments may not show; empty if they show all.
+        has_others: There are other ranks.
+    """
+
+    def __init__(self, recorder: WorkRecorder[Any], unseen: str, *, has_others: bool) -> None:
+        self._recorder = recorder
+        self._unseen = unseen
+        self._has_others = has_others
+        self._steps: list[StepMoments[Any]] = []
+        self._n_windows = 0
+
+    def end_step(self, step: int) -> None:
+        """End a step."""
+        moments = self._recorder.end_step(step)
+        if moments is not None:
+            self._steps.append(moments)
+
+    def end(self, *, is_last: bool = False) -> WindowMoments[Any]:
+        """Return the steps since the last window."""
+        is_blind = self._recorder.n_waits == 0 and self._has_others
+        if self._n_windows == 0 and is_blind and self._steps:
+            _warn(
+                f"{_NO_WAITS}: pass the DistributedDataParallel or fully_shard model to real.watch, or exchange "
+                "gradients within `with watch.waiting():`"
+            )
+        window = WindowMoments(self._n_windows, self._steps, is_last, _NO_WAITS if is_blind else self._unseen)
+        self._steps = []
+        self._n_windows += 1
+        return window
 
 
 def _place() -> tuple[int, int]:

@@ -1,6 +1,5 @@
 """`simdist compare`."""
 
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,25 +7,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from simdist.cli import common, inputs
-from simdist.engines import Engine
+from simdist.engines.choose import Engine
 from simdist.errors import ScenarioError, naming
 from simdist.scenario import Scenario
 from simdist.scenario.disturbances import Transient
 from simdist.settings.units import format_seconds, parse_fraction, parse_seconds
 from simdist.studies import facets
-from simdist.studies.columns import ENGINE, SCHEDULE, SPEEDUP, STATES, STEP_TIME, combined
 from simdist.studies.comparison import compare
 from simdist.studies.measuring import ScheduleTimes
-from simdist.studies.tables import facets_text, table_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from simdist.studies.tolerable_rate import Tolerance
-
-_WIDTH = 120  # of sentences
-_COLUMNS = (SCHEDULE, STEP_TIME, SPEEDUP, *STATES, ENGINE)
-
 
 _TOLERABLE_SEEDS = 5
 
@@ -86,11 +79,7 @@ def _speedups(
         for each in measured:
             session.say(f"{each.label}: {format_seconds(float(each.step_s.mean()))} per step")
         raise
-    told = facets.told(rows)
-    columns = combined(_COLUMNS, facets.columns(rows))
-    tables = [table_text(rows.title, columns, [each.cells(told) for each in rows]), *facets_text(rows, rows.base)]
-    tables += [textwrap.fill(f"{each}.", _WIDTH, break_on_hyphens=False) for each in rows.notes]
-    session.result(rows.document(), "\n\n".join(tables))
+    session.result(rows.document(), rows.text())
     return rows.plot
 
 

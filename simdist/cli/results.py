@@ -13,9 +13,9 @@ from simdist.settings.base import plural
 from simdist.studies import facets
 from simdist.studies.columns import SCHEDULE, SPEEDUP, STATES, STEP_TIME, Column, factor_with_interval
 from simdist.studies.tables import table_text
+from simdist.sweeps.fastest import Fastest, fastest, fastest_columns
 from simdist.sweeps.results import csv_text, read_results, write_csv
-from simdist.sweeps.selection import Fastest, fastest, fastest_columns, short_names, where
-from simdist.sweeps.table import Columns, ResultRow, Table, columns, shown_text, source_text, values_of
+from simdist.sweeps.table import Columns, ResultRow, Table, columns, short_names, shown_text, source_text, values_of
 
 _STDOUT = Path("-")
 _SHOWN = 30
@@ -35,9 +35,6 @@ _REASON_COLUMNS = (Column("reason", form=str), Column("rows", form="{:,}".format
 @click.command("results")
 @click.argument("folders", metavar="DIR...", type=common.path, nargs=-1, required=True)
 @click.option("--csv", type=common.path, metavar="FILE", help="Write the table to a CSV file; - is stdout.")
-@click.option(
-    "--where", "conditions", multiple=True, metavar="COLUMN=VALUE", help="Only matching rows; also != < <= > >=."
-)
 @click.option("--fastest", "only_fastest", is_flag=True, help="Only the fastest schedule of each point, and its lead.")
 @click.option("--failed", "only_failed", is_flag=True, help="Only rows that failed, and why.")
 @click.option("--all", "shows_all", is_flag=True, help="Show all rows, however many there are.")
@@ -48,7 +45,6 @@ def command(
     folders: tuple[Path, ...],
     *,
     csv: Path | None,
-    conditions: tuple[str, ...],
     only_fastest: bool,
     only_failed: bool,
     shows_all: bool,
@@ -68,9 +64,9 @@ def command(
     with session.bar() as bar:
         bar.update("read results", 0, None)
         whole = read_results(folders, baseline=baseline)
-    table = where(whole, conditions)
+    table = whole
     if only_failed:
-        table = replace(table, results=tuple(each for each in table.results if each.failed))
+        table = replace(whole, results=tuple(each for each in whole.results if each.failed))
     limit = None if shows_all else _SHOWN
     if only_fastest:
         best = fastest(table)

@@ -1,14 +1,20 @@
 """`simdist simulate`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from simdist.cli import common, inputs
-from simdist.engines import DrawnDelays, Engine, alike, choose_engine, fast, simulate
+from simdist.cost import Costs
+from simdist.engines.choose import Engine
+from simdist.engines.observers import Observer, WhereTimeWent
+from simdist.engines.run import run
 from simdist.errors import naming
+from simdist.plan.delays import Delays, SeedDelays
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.runs.building import delay_sampler
@@ -19,19 +25,51 @@ from simdist.studies.facets import LINKS, Simulated
 from simdist.studies.held import find_held, steady_held
 from simdist.studies.measuring import ScheduleTimes, times_of
 from simdist.studies.tables import facets_text, table_text
-from simdist.traces.breakdown import Breakdown, break_down
+from simdist.traces.breakdown import Breakdown, HeldUp, break_down
 from simdist.traces.trace import Trace
+
+if TYPE_CHECKING:
+    from simdist.engines.alike import KindsRun
+    from simdist.engines.des import EventRun
+    from simdist.engines.vector import VectorRun
 
 _COLUMNS = (SCHEDULE, PLAIN_STEP_TIME, *STATES, ENGINE)
 
 
 @dataclass(frozen=True)
 class _Simulated:
-    """Where the time went, by which engine, and the trace if it kept one."""
+    """Where the time went, by which engine and why, and the trace if it kept one."""
 
     where: Breakdown
     engine: str
+    reason: str
     trace: Trace | None
+
+
+class _Kept(Observer[_Simulated]):
+    """Keeps the trace if it is wanted or made anyway."""
+
+    of_one_seed = True
+
+    def __init__(self, costs: Costs, held: HeldUp | None, *, wants_trace: bool) -> None:
+        self._costs = costs
+        self._wants_trace = wants_trace
+        self.held = held
+
+    def by_vectors(self, run: "VectorRun") -> _Simulated:
+        if self._wants_trace:
+            return self._with(run, run.trace(run.delays.seeds[0]))
+        [where] = WhereTimeWent(self.held).by_vectors(run)
+        return _Simulated(where, run.name, run.reason, None)
+
+    def by_kinds(self, run: "KindsRun") -> _Simulated:
+        return self._with(run, run.trace())
+
+    def by_events(self, run: "EventRun") -> _Simulated:
+        return self._with(run, next(run.traces()))
+
+    def _with(self, run: "VectorRun | KindsRun | EventRun", trace: Trace) -> _Simulated:
+        return _Simulated(break_down(trace, find_held(trace, self._costs)), run.name, run.reason, trace)
 
 
 @click.command("simulate")
@@ -77,11 +115,12 @@ def command(
             in_order = times.facets.changed(LINKS, done.where.links_per_step_s())  # in which they held ranks up
             times = replace(times, facets=in_order)
             measured.append(times)
-            rows.append(_record(planned, times, float(done.where.makespan_s[0]), file))
+            rows.append(_record(planned, times, done, file))
             traces += [(label, done.trace)] if plot and done.trace else []
     tables = [table_text(f"{Path(name).name}: seconds per step, averaged over ranks", _COLUMNS, rows)]
     tables += facets_text(measured, measured[0])
     tables += [f"{text}." for text in facets.sentences(measured)]
+    tables += _reasons(rows, engine)
     session.result({"scenario": name, "rows": rows}, "\n\n".join(tables))
     if plot:
         from simdist.report import timeline_figure
@@ -101,36 +140,32 @@ def _write(session: common.Session, planned: PlannedSchedule, *, force: bool) ->
 
 
 def _simulate(planned: PlannedSchedule, engine: Engine, bar: ProgressBar) -> _Simulated:
+    def progress(step: int, n_steps: int) -> None:
+        bar.update(planned.schedule.name, step, n_steps)
+
     plan = planned.plan
     costs = planned.costs
-
-    def progress(step: int) -> None:
-        bar.update(planned.schedule.name, step, plan.n_steps)
-
-    progress(0)
-
-    def by_fast() -> _Simulated:
-        if planned.delays is not None:
-            return _traced(fast.simulate(plan, costs, planned.delays, progress=progress))
-        sampler = delay_sampler(planned.scenario, [planned.scenario.seed])
-        held = steady_held(plan, costs)
-        return _Simulated(fast.measure(plan, costs, sampler, n_seeds=1, progress=progress, held=held), "fast", None)
-
-    def by_alike() -> _Simulated:
-        return _traced(alike.simulate(plan, costs, DrawnDelays(planned.drawn_delays()), progress=progress))
-
-    def by_des() -> _Simulated:
-        links = planned.traffic()
-        return _traced(simulate(plan, costs, planned.drawn_delays(), engine="des", traffic=links, progress=progress))
-
-    def _traced(trace: Trace) -> _Simulated:
-        where = break_down(trace, find_held(trace, costs))
-        return _Simulated(where, trace.source.removeprefix("simulated by "), trace)
-
-    return choose_engine(engine, by_fast=by_fast, by_alike=by_alike, by_des=by_des)
+    progress(0, plan.n_steps)
+    wants_trace = planned.delays is not None
+    delays: Delays | SeedDelays
+    if planned.delays is not None:
+        delays = planned.delays
+    else:
+        delays = SeedDelays([planned.scenario.seed], partial(delay_sampler, planned.scenario))
+    keep = _Kept(costs, None if wants_trace else steady_held(plan, costs), wants_trace=wants_trace)
+    return run(plan, costs, delays, observe=keep, engine=engine, live=planned.live, progress=progress)
 
 
-def _record(planned: PlannedSchedule, times: ScheduleTimes, makespan_s: float, file: Path | None) -> dict[str, Any]:
+def _reasons(rows: Sequence[dict[str, Any]], asked: Engine) -> list[str]:
+    """Say why schedules needed another engine than `fast`."""
+    labels: dict[str, list[str]] = {}
+    for row in rows:
+        if row["engine"] == "des" and asked == "auto":
+            labels.setdefault(row["engine_reason"], []).append(row["schedule"])
+    return [f"Engine des for {', '.join(names)}: {reason}." for reason, names in labels.items()]
+
+
+def _record(planned: PlannedSchedule, times: ScheduleTimes, done: _Simulated, file: Path | None) -> dict[str, Any]:
     """Return a simulated schedule as JSON.
 
     Columns:
@@ -144,6 +179,7 @@ def _record(planned: PlannedSchedule, times: ScheduleTimes, makespan_s: float, f
         makespan_s (float): Until the last rank is done.
         steps (int): Steps.
         engine (str): `fast` or `des`.
+        engine_reason (str): Why no faster engine, or why `fast` is exact.
         digest (str): Digest of the plan.
         trace (str or null): File written.
         links_s (object): Only where links held ranks up: link, such as `nic_out[3]`, -> seconds (float) of `comm_s` and
@@ -156,9 +192,10 @@ def _record(planned: PlannedSchedule, times: ScheduleTimes, makespan_s: float, f
         "schedule": times.label,
         "step_s": float(times.step_s[0]),
         **{f"{state}_s": float(seconds[0]) for state, seconds in times.states_s.items()},
-        "makespan_s": makespan_s,
+        "makespan_s": float(done.where.makespan_s[0]),
         "steps": planned.plan.n_steps,
         "engine": times.engine,
+        "engine_reason": done.reason,
         "digest": planned.plan.digest(),
         "trace": str(file) if file else None,
         **times.facets.document(),

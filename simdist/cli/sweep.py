@@ -1,19 +1,8 @@
-"""`simdist sweep`.
-
-Columns:
-    sweep (str): Its name.
-    points (int): Scenarios: combinations of the varied values.
-    rows (int): Points x schedules.
-    new (int): Rows that this command computed.
-    failed (int): Rows that failed.
-    path (str): Folder of the rows.
-    runs (int): Only with `--plans`: run directories written.
-"""
+"""`simdist sweep`."""
 
 import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -25,7 +14,7 @@ from simdist.jobs.store import ROWS, damaged_text
 from simdist.machine import n_cores
 from simdist.scenario.warnings import warnings_of
 from simdist.settings.base import plural
-from simdist.sweeps import InProcess, LocalPool, Sweep, Workers, load, run, write_plans
+from simdist.sweeps import InProcess, LocalPool, Sweep, Workers, load, sweep, write_plans
 from simdist.sweeps.driver import SweepProgress
 from simdist.sweeps.runs import check_number
 from simdist.sweeps.table import RUNS
@@ -80,19 +69,17 @@ def command(
                 last = state
                 bar.update(progress_text(what.name, state), state.n_done, state.n_all)
 
-            outcome = run(what, output, workers=pool, retry=retry, progress=progress)
+            outcome = sweep(what, output, workers=pool, retry=retry, progress=progress)
     except KeyboardInterrupt:
         if last and last.what == "rows":
             session.saved.append(f"{last.n_done:,} of {last.n_all:,} rows in {output / ROWS}")
         raise
     if outcome.damaged:
         session.say(f"warning: {damaged_text(output, outcome.damaged)}")
-    counts = {name.removeprefix("n_"): n for name, n in asdict(outcome).items() if name.startswith("n_")}
-    document: dict[str, object] = {"sweep": what.name, **counts, "path": str(output)}
+    document = outcome.document()
     if plans:
         document["runs"] = _write_plans(session, what, output)
-    summary = ", ".join(f"{n:,} {name}" for name, n in counts.items())
-    session.result(document, f"{what.name}: {summary}\nnext: simdist results {output}")
+    session.result(document, outcome.text())
     if outcome.n_failed:
         session.say(
             f"error: {outcome.n_failed:,} of {outcome.n_rows:,} rows failed; all others are complete\n"

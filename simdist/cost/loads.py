@@ -84,13 +84,9 @@ class LoadCosts:
         self._topology = topology
         self._decode_s = workload.decode_s
         self._storage, self._disk, self._memory = _levels_of(plan, cluster)
-        nic_Bps = topology.network.capacity_Bps
-        self._storage_Bps = min(nic_Bps, self._storage.bandwidth_Bps, self._storage.client_bandwidth_Bps)
         self._disk_first_s = max(self._disk.latency_s - 1 / self._disk.operations_per_s, 0.0)  # besides its operation
-        self._peer_request_s = 2 * topology.network.latency_s + self._memory.latency_s
-        self._peer_s = self._dataset.sample_nbytes / nic_Bps
         self._node = np.arange(topology.world_size) // topology.ranks_per_node
-        self._cores_per_rank = (cluster.cores_per_node or math.inf) / topology.ranks_per_node
+        self._cores_per_rank = (cluster.host.cores_per_node or math.inf) / topology.ranks_per_node
         self._limits = np.isfinite(capacity_Bps)
 
     @cached_property
@@ -98,8 +94,13 @@ class LoadCosts:
         storage = self._storage
         nbytes = np.array(self._dataset.file_nbytes, dtype=np.float64)  # one size for all files, or one each
         requests = np.ceil(nbytes / storage.request_nbytes)
-        seconds = storage.open_s + requests * storage.latency_s + nbytes / self._storage_Bps
+        rate_Bps = min(self._topology.network.capacity_Bps, storage.bandwidth_Bps, storage.client_bandwidth_Bps)
+        seconds = storage.open_s + requests * storage.latency_s + nbytes / rate_Bps
         return _Files(*(np.broadcast_to(each, self._dataset.n_samples) for each in (nbytes, requests + 1, seconds)))
+
+    @property
+    def _peer_request_s(self) -> float:
+        return 2 * self._topology.network.latency_s + self._memory.latency_s
 
     @cached_property
     def _storage_readers(self) -> int:
@@ -224,7 +225,8 @@ class LoadCosts:
         size = np.maximum(_rounds(n_samples, self._dataset.readers), 1)
         n_requests = np.bincount(ranks, weights=-(-peers.counts // size[ranks]), minlength=n_ranks)
         n_threads = np.clip(n_requests, 1, self._dataset.readers)
-        return np.asarray((n_requests * self._peer_request_s + n_samples * self._peer_s) / n_threads)
+        sample_s = self._dataset.sample_nbytes / self._topology.network.capacity_Bps
+        return np.asarray((n_requests * self._peer_request_s + n_samples * sample_s) / n_threads)
 
     def _peers(self, reads: BatchReads, is_peer: NDArray[np.bool_]) -> "_Peers":
         """Count the samples that each rank reads from each node's memory."""

@@ -27,20 +27,20 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.cost.costs import Costs, Local, Shared, Stage, Varying
+from simdist.cost.costs import Costs, Local, Stage
 from simdist.engines.network.flows import Flow, Flows, nothing
 from simdist.engines.network.max_min import TOGETHER
 from simdist.engines.symmetry import Meetings, Partition, Symmetry, mixed
-from simdist.errors import UnsupportedError, standstill
-from simdist.plan import Delay, Enter, Op, Plan, Tick, op_text
-from simdist.plan.delays import DelaySource, delays_of, seconds_of
+from simdist.errors import UnforeseenError, standstill
+from simdist.plan import Delay, Op, Plan, Tick, op_text
+from simdist.plan.delays import DelaySource, SeedDelays, delays_of, seconds_of
 from simdist.plan.ops import tick_s
-from simdist.plan.walk import Stretch, Template, drops_late, stretches
+from simdist.plan.walk import Stretch, Template, stretches
 from simdist.traces.breakdown import Attribution, Breakdown
 from simdist.traces.trace import Trace, ended_with_its_last_result
 
 Times: TypeAlias = NDArray[np.float64]
-Progress: TypeAlias = Callable[[int], None]
+Progress: TypeAlias = Callable[[int, int], None]
 
 _MOST_KINDS = 0.5  # of the ranks; with more, it does not pay
 _MOST_LATER = 64  # kinds after the first span, if the ranks are few
@@ -56,73 +56,114 @@ _BLOCK = 32  # instances with times that are spread over ranks at once
 _NAN = float("nan")
 
 
-def simulate(plan: Plan, costs: Costs, delays: DelaySource, *, progress: Progress | None = None) -> Trace:
-    """Simulate a plan and keep every time.
+class KindsRun:
+    """A run of one rank of each kind, for the seeds that differ.
 
     Args:
         plan: A legal plan.
-        costs: Its price list.
-        delays: Source of the delays of the seed.
-        progress: Called with the number of steps done.
-
-    Raises:
-        UnsupportedError: Few ranks are alike, or the plan has what ranks that are alike cannot show.
+        delays: The delays of the seeds.
+        progress: Called with the steps done and the steps of all seeds.
+        courses: What is known of spans with these prices.
+        reason: Why this engine was chosen.
     """
-    times_s = np.empty((3, plan.n_instances, plan.world_size))
-    for (told,) in _side_by_side(plan, costs, delays, 1, progress):
-        index = told.step.index
-        end = index + len(told.step.pattern.templates)
-        for row, found in zip(times_s, told.times_s, strict=True):
-            row[index:end] = told.base_s + found[:, told.partition.of_ranks]
-    ready_s, start_s, end_s = times_s
-    return ended_with_its_last_result(Trace(plan, ready_s, start_s, end_s, source="simulated by des"))
 
+    name = "des"
 
-def times_of_first_rank(
-    plan: Plan, costs: Costs, delays: DelaySource, *, courses: "Courses | None" = None
-) -> tuple[Times, Times, Times]:
-    """Return when each instance was ready, started and ended on rank 0, `[n_instances]` each.
+    def __init__(
+        self,
+        plan: Plan,
+        delays: SeedDelays,
+        progress: Progress | None,
+        courses: "Courses",
+        reason: str = "",
+    ) -> None:
+        self.plan = plan
+        self.delays = delays.different
+        self.n_repeats = len(delays.seeds) // len(self.delays.seeds)
+        """How often the seeds that differ make all seeds."""
+        self.reason = reason
+        self._progress = progress
+        self._courses = courses
 
-    Args:
-        plan: A legal plan.
-        costs: Its price list.
-        delays: Source of the delays of the seed.
-        courses: Those of the price list that are known already.
+    def trace(self) -> Trace:
+        """Return all times of the first seed.
 
-    Raises:
-        UnsupportedError: See `simulate`.
-    """
-    rows: list[list[Times]] = [[], [], []]
-    for (told,) in _side_by_side(plan, costs, delays, 1, courses=courses):
-        for row, found in zip(rows, told.times_s, strict=True):
-            row.append(told.base_s + found[:, told.partition.of_ranks[0]])
-    ready_s, start_s, end_s = (np.concatenate(row) for row in rows)
-    return ready_s, start_s, end_s
+        Raises:
+            UnforeseenError: In a later step few ranks are alike, or transfers go on from step to step.
+        """
+        plan = self.plan
+        times_s = np.empty((3, plan.n_instances, plan.world_size))
+        for told, *_ in self._steps():
+            index = told.step.index
+            end = index + len(told.step.pattern.templates)
+            for row, found in zip(times_s, told.times_s, strict=True):
+                row[index:end] = told.base_s + found[:, told.partition.of_ranks]
+        ready_s, start_s, end_s = times_s
+        return ended_with_its_last_result(Trace(plan, ready_s, start_s, end_s, source="simulated by des"))
 
+    def times_of_first_rank(self) -> tuple[Times, Times]:
+        """Return when each operation started and ended on rank 0 with the first seed, `[n_instances]` each.
 
-def measure(
-    plan: Plan, costs: Costs, delays: DelaySource, *, n_seeds: int, progress: Progress | None = None
-) -> Breakdown:
-    """Simulate a plan for many seeds and keep only where the time went.
+        Raises:
+            UnforeseenError: See `trace`.
+        """
+        rows: tuple[list[Times], list[Times]] = ([], [])
+        for told, *_ in self._steps():
+            for row, found in zip(rows, told.times_s[1:], strict=True):
+                row.append(told.base_s + found[:, told.partition.of_ranks[0]])
+        start_s, end_s = (np.concatenate(row) for row in rows)
+        return start_s, end_s
 
-    Args:
-        plan: A legal plan.
-        costs: Its price list.
-        delays: Source of the delays of all seeds.
-        n_seeds: Seeds.
-        progress: Called with the number of steps done.
+    def breakdown(self) -> Breakdown:
+        """Return where the time went.
 
-    Raises:
-        UnsupportedError: See `simulate`.
-    """
-    attribution = Attribution(plan.world_size, n_seeds)
-    n_before = 0
-    for of_seeds in _side_by_side(plan, costs, delays, n_seeds, progress):
-        attribution.turn(np.array([told.by_s for told in of_seeds]), n_before)
-        key = tuple([(told.course, told.first, told.partition) for told in of_seeds])
-        attribution.repeat(key, partial(_attribute, attribution, of_seeds, plan.world_size))
-        n_before = len(of_seeds[0].step.pattern.templates)
-    return attribution.finish(plan.n_steps)
+        Raises:
+            UnforeseenError: See `trace`.
+        """
+        world_size = self.plan.world_size
+        attribution = Attribution(world_size, len(self.delays.seeds))
+        n_before = 0
+        for of_seeds in self._steps():
+            attribution.turn(np.array([told.by_s for told in of_seeds]), n_before)
+            key = tuple([(told.course, told.first, told.partition) for told in of_seeds])
+            attribution.repeat(key, partial(_attribute, attribution, of_seeds, world_size))
+            n_before = len(of_seeds[0].step.pattern.templates)
+        return attribution.finish(self.plan.n_steps)
+
+    def makespan_s(self) -> Times:
+        """Return when the last rank is done, `[n_seeds]`.
+
+        Raises:
+            UnforeseenError: See `trace`.
+        """
+        makespan_s = np.zeros(len(self.delays.seeds))
+        for of_seeds in self._steps():
+            for seed, told in enumerate(of_seeds):
+                makespan_s[seed] = max(makespan_s[seed], told.base_s + told.last_s)
+        return makespan_s
+
+    def _steps(self) -> "Iterator[tuple[_Told, ...]]":
+        """Simulate the plan, and yield each step, of all seeds."""
+        plan = self.plan
+        self._courses.begin()
+        n_seeds = len(self.delays.seeds)
+        seeds = [_Seed(self._courses) for _ in range(n_seeds)]
+        told: list[deque[_Told]] = [deque() for _ in seeds]
+
+        def ready() -> "Iterator[tuple[_Told, ...]]":
+            while all(told):
+                found = tuple(each.popleft() for each in told)
+                yield found
+                if self._progress:
+                    self._progress(n_seeds * (found[0].step.step + 1), n_seeds * plan.n_steps)
+
+        for steps in _steps(plan, self.delays.draw(self.delays.seeds), n_seeds):
+            for seed, its, step in zip(seeds, told, steps, strict=True):
+                its.extend(seed.add(step))
+            yield from ready()
+        for seed, its in zip(seeds, told, strict=True):
+            its.extend(seed.finish())
+        yield from ready()
 
 
 def _attribute(attribution: Attribution, of_seeds: "Sequence[_Told]", world_size: int) -> None:
@@ -137,72 +178,6 @@ def _attribute(attribution: Attribution, of_seeds: "Sequence[_Told]", world_size
                 row[..., seed] = of_kinds if of_kinds.shape[1] == 1 else of_kinds[:, told.partition.of_ranks]
         for number, template in enumerate(some, first):
             attribution.add(number, template, *times_s[:, number - first])
-
-
-def step_s(plan: Plan, costs: Costs, delays: DelaySource, *, n_seeds: int, courses: "Courses | None" = None) -> Times:
-    """Return the seconds per step of each seed, `[n_seeds]`.
-
-    Args:
-        plan: A legal plan.
-        costs: Its price list.
-        delays: Source of the delays of all seeds.
-        n_seeds: Seeds.
-        courses: Those of the price list that are known already.
-
-    Raises:
-        UnsupportedError: See `simulate`.
-    """
-    makespan_s = np.zeros(n_seeds)
-    for of_seeds in _side_by_side(plan, costs, delays, n_seeds, courses=courses):
-        for seed, told in enumerate(of_seeds):
-            makespan_s[seed] = max(makespan_s[seed], told.base_s + told.last_s)
-    return makespan_s / plan.n_steps
-
-
-def _side_by_side(
-    plan: Plan,
-    costs: Costs,
-    delays: DelaySource,
-    n_seeds: int,
-    progress: Progress | None = None,
-    courses: "Courses | None" = None,
-) -> "Iterator[tuple[_Told, ...]]":
-    """Simulate a plan, and yield each step, of all seeds."""
-    _refuse(plan, costs)
-    courses = courses or Courses(costs, plan.world_size)
-    courses.begin()
-    seeds = [_Seed(courses) for _ in range(n_seeds)]
-    told: list[deque[_Told]] = [deque() for _ in seeds]
-
-    def ready() -> "Iterator[tuple[_Told, ...]]":
-        while all(told):
-            found = tuple(each.popleft() for each in told)
-            yield found
-            if progress:
-                progress(found[0].step.step + 1)
-
-    for steps in _steps(plan, delays, n_seeds):
-        for seed, its, step in zip(seeds, told, steps, strict=True):
-            its.extend(seed.add(step))
-        yield from ready()
-    for seed, its in zip(seeds, told, strict=True):
-        its.extend(seed.finish())
-    yield from ready()
-
-
-def _refuse(plan: Plan, costs: Costs) -> None:
-    """Refuse what makes all ranks differ.
-
-    Raises:
-        UnsupportedError: Members of a collective begin or end on their own, batches differ, or links change.
-    """
-    if drops_late(plan) or any(isinstance(op, Enter) for body in plan.bodies for op in body):
-        raise UnsupportedError("ranks that sit out steps are simulated one by one")
-    if costs.disturbed or costs.shares:
-        raise UnsupportedError("links that differ from others are simulated one by one")
-    for op, cost in costs.of.items():
-        if isinstance(cost, Varying) or (isinstance(cost, Shared) and (cost.segments or cost.first_come)):
-            raise UnsupportedError(f"{op_text(op)}: ranks differ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -478,7 +453,7 @@ class _Seed:
         """Simulate the next step. Return those that no later one can change.
 
         Raises:
-            UnsupportedError: Few ranks are alike, or transfers go on from step to step.
+            UnforeseenError: Few ranks are alike, or transfers go on from step to step.
         """
         if self._done is None:
             self._pending = [step]
@@ -503,7 +478,7 @@ class _Seed:
         """Return the steps of the latest span.
 
         Raises:
-            UnsupportedError: See `add`.
+            UnforeseenError: See `add`.
         """
         if len(self._pending) > _MOST_JOINED:
             self._simulate_pending()
@@ -513,12 +488,12 @@ class _Seed:
         """Take a step into the latest span. If these are many, all steps to the end of the run follow."""
         self._pending.append(step)
         if sum(len(each.pattern.templates) for each in self._pending) > _MOST_INSTANCES:
-            raise UnsupportedError("transfers go on from step to step")
+            raise UnforeseenError("transfers go on from step to step")
 
     def _simulate_pending(self) -> None:
         self._done = self._run.simulate(self._pending, self._before)
         if not self._done.begins_after(self._before):
-            raise UnsupportedError("transfers of a step still run when a later step begins")
+            raise UnforeseenError("transfers of a step still run when a later step begins")
 
     def _told(self, done: _SpanDone) -> list[_Told]:
         told: list[_Told] = []
@@ -563,7 +538,7 @@ class Courses:
         """Simulate some steps that follow one another.
 
         Raises:
-            UnsupportedError: Few ranks are alike.
+            UnforeseenError: Few ranks are alike.
         """
         pattern = steps[0].pattern if len(steps) == 1 else _Pattern.of_several([each.pattern for each in steps])
         delays_s = [row for each in steps for row in each.delays_s.values()]
@@ -589,10 +564,8 @@ class Courses:
         if before.free_s and not self._has_ticks:
             by_s = max(float(each.max()) for each in before.free_s.values())
             before = before.later(by_s)
-        never_s = np.full(self._world_size, -before.base_s)
-        free_s = {lane: before.free_s.get(lane, never_s) for lane in pattern.lanes}
-        rows = [*self._own, *(before.end_s[back] for back in pattern.needed), *free_s.values(), *delays_s]
-        distinct, begins = np.unique(_colours(rows, self._world_size), return_inverse=True)
+        free_s = self._free_s(pattern, before)
+        distinct, begins = self._begins(pattern, before, free_s, delays_s)
         partition = self._partition(begins)
         of_kinds = begins[partition.firsts]
         key = pattern.works, distinct.tobytes(), of_kinds.tobytes(), partition.form
@@ -609,6 +582,31 @@ class Courses:
         after = self._after(pattern, before, course, partition)
         done = _SpanDone(course, partition, before.base_s, by_s, after)
         return self._same(done, (pattern.key, *key))
+
+    def _free_s(self, pattern: _Pattern, before: _State) -> dict[str, Times]:
+        """Return when each lane of a span is free, `[world_size]`."""
+        never_s = np.full(self._world_size, -before.base_s)
+        return {lane: before.free_s.get(lane, never_s) for lane in pattern.lanes}
+
+    def _begins(
+        self, pattern: _Pattern, before: _State, free_s: dict[str, Times], delays_s: list[Times]
+    ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Return the different ways to begin a span, and the way of each rank."""
+        rows = [*self._own, *(before.end_s[back] for back in pattern.needed), *free_s.values(), *delays_s]
+        distinct, begins = np.unique(_colours(rows, self._world_size), return_inverse=True)
+        return distinct, begins
+
+    def too_many_kinds_at_first(self, plan: Plan, delays: SeedDelays) -> str | None:
+        """Say that most ranks are like no other in the first step of the first seed; None if they are not."""
+        n_seeds = len(delays.seeds)
+        first, *_ = next(_steps(plan, delays.draw(delays.seeds), n_seeds))
+        pattern = first.pattern
+        before = _State(0.0, {}, {}, np.full(self.n_links, -math.inf))
+        _, begins = self._begins(pattern, before, self._free_s(pattern, before), [*first.delays_s.values()])
+        return self._too_many(len(self._symmetry.partition(begins).firsts), _MOST_KINDS * self._world_size)
+
+    def _too_many(self, n_kinds: int, most: float) -> str | None:
+        return f"{n_kinds} of {self._world_size} ranks are like no other" if n_kinds > most else None
 
     def _same(self, done: _SpanDone, key: tuple[object, ...]) -> _SpanDone:
         """Return an earlier span with the same course and the same state after it, or else this one.
@@ -629,8 +627,8 @@ class Courses:
         most = _MOST_KINDS * self._world_size
         if self._has_begun:
             most = max(most, _MOST_LATER)
-        if len(found.firsts) > most:
-            raise UnsupportedError(f"{len(found.firsts)} of {self._world_size} ranks are like no other")
+        if problem := self._too_many(len(found.firsts), most):
+            raise UnforeseenError(problem)
         self._has_begun = True
         return found
 

@@ -36,7 +36,7 @@ from simdist.engines.clock import Clock, Notice, Steps
 from simdist.engines.live import LiveCluster, Observer
 from simdist.errors import PlanError, UnsupportedError, standstill
 from simdist.plan import Delay, Enter, Instance, Lane, Load, Op, Plan, Tick
-from simdist.plan.delays import Delays, check_delays, delays_of, seconds_of
+from simdist.plan.delays import Delays, SeedDelays, check_delays, delays_of, seconds_of
 from simdist.plan.first_come import FirstCome, sits_out
 from simdist.plan.ops import drops, entering, is_passed_over, tick_s
 from simdist.plan.walk import walk
@@ -52,53 +52,95 @@ _Key: TypeAlias = tuple[int, int]  # an instance, and a rank or a group
 _Row: TypeAlias = "array[float]"  # of an instance, per rank
 
 
-def simulate(
-    plan: Plan,
-    costs: Costs,
-    delays: Delays,
-    *,
-    traffic: Traffic | None = None,
-    actors: Sequence[Actor] = (),
-    observers: Sequence[Observer] = (),
-    progress: Callable[[int], None] | None = None,
-) -> Trace:
-    """Simulate a plan event by event.
+class EventRun:
+    """A run of all events of all ranks, for the seeds that differ, one after the other.
 
     With actors or observers no process runs ahead of the clock. With actors all transfers go through the network.
 
     Args:
         plan: A legal plan.
         costs: Its price list.
-        delays: Those of one seed, see `simdist.plan.delays`.
-        traffic: What links do besides carrying the plan's transfers. `costs` lists the links that it disturbs.
-        actors: Processes of the user. They are stopped when the last rank is done.
-        observers: Called with every change of state, in order of time.
-        progress: Called with the number of steps that the first rank has completed.
-
-    Raises:
-        PlanError: The delays do not fit the plan, or the traffic does not fit the prices.
-        RunError: An actor failed, or the simulation is stuck.
+        delays: The delays of the seeds.
+        progress: Called with the steps that the first rank has completed and the steps of all seeds.
+        actors: See `simdist.engines.run.Live`; likewise the others.
+        observers: See there.
+        traffic: See there.
+        reason: Why this engine was chosen.
     """
-    check_delays(plan, delays)
-    traffic = traffic or Traffic()
-    if unknown := traffic.causes.keys() - costs.disturbed.keys():
-        names = ", ".join(map(costs.resources.name, sorted(unknown)))
-        raise PlanError(f"plan {plan.name}: its prices do not know that {names} is disturbed: see `price(disturbed=)`")
-    segmented = [op for op, cost in costs.of.items() if isinstance(cost, Shared) and cost.segments]
-    if actors and segmented:
-        raise UnsupportedError(
-            f"{_text(segmented[0])}: its members end one by one, which actors cannot disturb: set "
-            f"cluster.chunkwise: false"
-        )
-    with rare_collections():
-        world = _World(plan, costs, delays, traffic, actors, observers, progress)
-        world.run()
-    if progress:
-        progress(plan.n_steps)
-    ready_s, start_s, end_s = (np.array(rows, dtype=np.float64).reshape(-1, plan.world_size) for rows in world.rows)
-    links = world.cluster.recorder.table()
-    late = world.late
-    return ended_with_its_last_result(Trace(plan, ready_s, start_s, end_s, "simulated by des", links=links, late=late))
+
+    name = "des"
+
+    def __init__(
+        self,
+        plan: Plan,
+        costs: Costs,
+        delays: SeedDelays,
+        progress: Callable[[int, int], None] | None,
+        *,
+        actors: Sequence[Actor],
+        observers: Sequence[Observer],
+        traffic: Callable[[int], Traffic | None] | None,
+        reason: str = "",
+    ) -> None:
+        self.plan = plan
+        self.costs = costs
+        self.delays = delays if actors else delays.different
+        self.n_repeats = len(delays.seeds) // len(self.delays.seeds)
+        """How often the seeds that are simulated make all seeds."""
+        self.reason = reason
+        self._progress = progress
+        self._actors = actors
+        self._observers = observers
+        self._traffic = traffic
+
+    def traces(self) -> Iterator[Trace]:
+        """Yield the times of each seed.
+
+        Raises:
+            PlanError: The delays do not fit the plan, or the traffic does not fit the prices.
+            RunError: An actor failed, or the simulation is stuck.
+        """
+        for number, seed in enumerate(self.delays.seeds):
+            yield self._trace(number, seed)
+
+    def _trace(self, number: int, seed: int) -> Trace:
+        plan = self.plan
+        costs = self.costs
+        delays = self.delays.draw([seed]).take(plan.n_steps)
+        check_delays(plan, delays)
+        traffic = self._traffic(seed) if self._traffic else None
+        traffic = traffic or Traffic()
+        if unknown := traffic.causes.keys() - costs.disturbed.keys():
+            names = ", ".join(map(costs.resources.name, sorted(unknown)))
+            raise PlanError(
+                f"plan {plan.name}: its prices do not know that {names} is disturbed: see `price(disturbed=)`"
+            )
+        segmented = [op for op, cost in costs.of.items() if isinstance(cost, Shared) and cost.segments]
+        if self._actors and segmented:
+            raise UnsupportedError(
+                f"{_text(segmented[0])}: its members end one by one, which actors cannot disturb: set "
+                f"cluster.collectives.chunkwise: false"
+            )
+        progress = self._report(number)
+        with rare_collections():
+            world = _World(plan, costs, delays, traffic, self._actors, self._observers, progress)
+            world.run()
+        if progress:
+            progress(plan.n_steps)
+        shape = -1, plan.world_size
+        ready_s, start_s, end_s = (np.array(rows, dtype=np.float64).reshape(shape) for rows in world.rows)
+        links = world.cluster.recorder.table()
+        trace = Trace(plan, ready_s, start_s, end_s, "simulated by des", links=links, late=world.late)
+        return ended_with_its_last_result(trace)
+
+    def _report(self, number: int) -> Callable[[int], None] | None:
+        """Return what turns steps of a seed into steps of all."""
+        progress = self._progress
+        if progress is None:
+            return None
+        n_steps = self.plan.n_steps
+        total = len(self.delays.seeds) * n_steps
+        return lambda step: progress(number * n_steps + step, total)
 
 
 @contextmanager

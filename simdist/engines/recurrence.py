@@ -1,4 +1,4 @@
-"""A pass over a plan with time as a vector: the recurrence of `simdist.engines.fast` and `simdist.engines.replay`.
+"""A pass over a plan with time as a vector: the recurrence of `simdist.engines.vector` and `simdist.engines.replay`.
 
 With time as a vector over `[world_size, n]`, an operation is three lines of max-plus algebra:
 
@@ -30,7 +30,7 @@ from simdist.plan.group import Group
 from simdist.plan.ops import Delay, Enter, Op, Tick, is_passed_over, tick_s
 from simdist.plan.plan import Plan
 from simdist.plan.walk import Stretch, Template
-from simdist.traces.breakdown import Observer, unpacked
+from simdist.traces.breakdown import Collector, unpacked
 
 Times: TypeAlias = NDArray[np.float64]
 Progress: TypeAlias = Callable[[int], None]
@@ -189,7 +189,7 @@ class GroupMeeting:
 
 
 Price: TypeAlias = float | Times | GroupMeeting
-#: Index, template, ready, start, end: the arguments of `Observer.add`.
+#: Index, template, ready, start, end: the arguments of `Collector.add`.
 _Told: TypeAlias = tuple[int, Template, Times, Times, Times]
 #: Template, row of its predecessor, rows of its other dependencies, seconds, meeting, rows that no later one needs.
 _Instruction: TypeAlias = tuple[Template, int, tuple[int, ...], Seconds, GroupMeeting | None, tuple[int, ...]]
@@ -278,7 +278,7 @@ class Recurrence:
         *,
         delays: DelaySource | None = None,
         durations: Durations | None = None,
-        observer: Observer | None = None,
+        observer: Collector | None = None,
         table: Times | None = None,
         n_ranks: int | None = None,
     ) -> None:

@@ -24,7 +24,7 @@ from simdist.errors import TraceError
 from simdist.plan import COLLECTIVES, Op, Plan, Tick
 from simdist.plan.ops import lane_of
 from simdist.plan.walk import Template, stretches
-from simdist.traces.breakdown import Observer
+from simdist.traces.breakdown import Collector
 from simdist.traces.trace import Trace
 
 _APART = ("io", "save")  # kinds of lanes
@@ -89,7 +89,7 @@ def timing(trace: Trace) -> Timing:
 
 
 def replay(
-    plan: Plan, durations: Durations, observer: Observer, *, n_variants: int, progress: Progress | None = None
+    plan: Plan, durations: Durations, observer: Collector, *, n_variants: int, progress: Progress | None = None
 ) -> None:
     """Execute a plan with given durations and report all times to `observer`.
 

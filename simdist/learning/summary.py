@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +22,7 @@ from numpy.typing import NDArray
 from simdist.learning.curves import TRAINING_LOSS, Curve, Target
 from simdist.learning.timing import TimedSchedule
 from simdist.learning.training import TaskSetting, Trainer, Training
-from simdist.studies.frames import frame_of_records
 from simdist.studies.statistics import mean_interval, positive_interval, ratio_interval
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
-
-_PAIRS = {"final_ranks": "final_ranks_ci95"}  # split in frames as intervals are
 
 
 @dataclass(frozen=True)
@@ -80,57 +73,13 @@ class Learned:
         return np.asarray(np.sqrt((found**2).sum(axis=1) / 12) / len(self.curves))
 
 
-@final
-class LearnedSchedules(list[Learned]):
-    """Schedules that learned a task, with the same seeds; speed-ups are over the first.
-
-    >>> LearnedSchedules([])
-    []
-    """
-
-    def __init__(self, rows: Iterable[Learned], *, target: Target | None = None) -> None:
-        """Take the schedules.
-
-        Args:
-            rows: One for each.
-            target: What frames, pictures and tables tell of; the training loss if None.
-        """
-        super().__init__(rows)
-        self.target = target
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return the row of each schedule, see `learned_row`."""
-        return [learned_row(each, self[0], self.target) for each in self]
-
-    def frame(self) -> "pd.DataFrame":
-        """Return one row per schedule, with the columns of `simdist learn`.
-
-        The ends of an interval such as `step_s_ci95`, and the two numbers of `final_ranks`, are two columns each.
-        """
-        return frame_of_records({_PAIRS.get(key, key): value for key, value in row.items()} for row in self.records())
-
-    def plot(self) -> "Figure":
-        """Draw the metric of the target, or the training loss, over steps and over simulated seconds."""
-        from simdist import plot
-
-        return plot(self)
-
-    def _repr_html_(self) -> str:
-        from simdist import html_of
-
-        return html_of(self)
-
-
-def learn(
-    found: Sequence[TimedSchedule], task: TaskSetting, trainer: Trainer, *, target: Target | None = None
-) -> LearnedSchedules:
+def train_schedules(found: Sequence[TimedSchedule], task: TaskSetting, trainer: Trainer) -> list[Learned]:
     """Train schedules with all their seeds.
 
     Args:
         found: Simulated schedules, with their plans for the task.
         task: The task and its training settings.
         trainer: The trainer.
-        target: The target, if any.
 
     Raises:
         ScenarioError: The training program refuses a run.
@@ -142,7 +91,7 @@ def learn(
         for number, late in enumerate(each.late)
     ]
     curves = iter(trainer.train(runs))
-    return LearnedSchedules((Learned(each, tuple(islice(curves, len(each.late)))) for each in found), target=target)
+    return [Learned(each, tuple(islice(curves, len(each.late)))) for each in found]
 
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")

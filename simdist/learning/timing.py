@@ -8,13 +8,14 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist import engines
+from simdist.engines.observers import WholeTrace
+from simdist.engines.run import run
 from simdist.errors import ScenarioError
 from simdist.learning.training import TaskSetting
 from simdist.plan import Plan
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.plan.walk import drops_late
-from simdist.runs.building import build, delays, job, traffic
+from simdist.runs.building import build, delays, job, live_of
 from simdist.scenario import Scenario
 from simdist.scenario.scenario import InputSettings
 from simdist.scenario.workload import Workload
@@ -74,9 +75,9 @@ def timed(scenario: Scenario, schedule: Schedule, task: TaskSetting, *, n_seeds:
     ends_s = []
     late = []
     for seed in range(scenario.seed, scenario.seed + (n_seeds if scenario.is_random else 1)):
-        drawn = delays(unchecked_copy(scenario, seed=seed))
-        links = traffic(scenario, built.costs, seed)
-        trace = engines.simulate(built.plan, built.costs, drawn, traffic=links)
+        seeded = unchecked_copy(scenario, seed=seed)
+        live = live_of(seeded, built.costs)
+        trace = run(built.plan, built.costs, delays(seeded), observe=WholeTrace(), live=live)
         ends_s.append(step_end_s(trace).max(axis=1))
         late.append({rows[row]: ranks for row, ranks in trace.late.items()} if rows else None)
     times = n_seeds // len(late)
@@ -106,5 +107,5 @@ def training_plan(scenario: Scenario, schedule: Schedule, task: TaskSetting) -> 
     if (dtype := "/".join(dict.fromkeys(dtype for *_, dtype in task.tensors))) not in ITEM_NBYTES:
         raise ScenarioError(f"{task.name}: parameters are {dtype}: a plan has one type, of {', '.join(ITEM_NBYTES)}")
     workload = unchecked_copy(workload, dtype=dtype)  # float64, too, which scenarios do not have
-    only_learns = {"data": None, "checkpoint": None, "disturbances": (), "background": (), "input": InputSettings()}
+    only_learns = {"checkpoint": None, "disturbances": (), "background": (), "input": InputSettings()}
     return build(unchecked_copy(scenario, workload=workload, **only_learns), schedule).plan

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import get_args
 
 from simdist.plan import ops
-from simdist.plan.first_come import n_in
 from simdist.settings.base import nearest, shown
 from simdist.settings.plugins import ALGORITHMS, entry_points_of, is_reference, load_entry_point, load_reference
 
@@ -117,7 +116,7 @@ def problems(op: ops.Collective) -> Iterator[str]:
     except ValueError as error:
         yield str(error)
         return
-    size = n_in(op) if isinstance(op, ops.AllReduce) else op.group.size
+    size = op.n_in if isinstance(op, ops.AllReduce) else op.group.size
     if found.needs_power_of_two and size & (size - 1):
         without = f" without {op.group.size - size}" if size < op.group.size else ""
         yield f"{op.algorithm} over a {op.group}{without}; it needs a power of two, or choose ring"

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import NoReturn, assert_never
 
 from simdist.errors import PlanError
-from simdist.plan import Buffer, Dataset, Group, Plan, algorithms, ops
+from simdist.plan import Body, Buffer, Dataset, Group, Plan, algorithms, ops
 from simdist.plan.group import MAX_WORLD_SIZE
 from simdist.plan.lanes import KINDS, LANES, Kind, Lane
 from simdist.plan.plan import ITEM_NBYTES
@@ -174,7 +174,9 @@ def _data_problems(op: ops.Op, buffers: dict[str, Buffer], dataset: Dataset | No
         yield from stage_in_problems(op, dataset)
 
 
-def _op_problems(op: ops.Op, buffers: dict[str, Buffer], world_size: int) -> Iterator[str]:
+def _op_problems(  # noqa: C901, PLR0915 (one `match` over all operations)
+    op: ops.Op, buffers: dict[str, Buffer], world_size: int
+) -> Iterator[str]:
     match op:
         case ops.Load():
             if buffers[op.dst].place != "host":
@@ -216,12 +218,7 @@ def _op_problems(op: ops.Op, buffers: dict[str, Buffer], world_size: int) -> Ite
         case ops.Merge():
             yield from _merge_problems(op, buffers)
         case ops.Densify():
-            if not buffers[op.src].sparse or buffers[op.dst].sparse:
-                yield "scatters a sparse buffer into a dense one; declare src sparse and dst not"
-            elif buffers[op.src].dtype != buffers[op.dst].dtype:
-                types = f"{buffers[op.src].dtype} into {buffers[op.dst].dtype}"
-                yield f"scatters {types}; copy the entries to a sparse buffer of that type first"
-            yield from _divisor_problems(op.divisor)
+            yield from _densify_problems(op, buffers[op.src], buffers[op.dst])
         case ops.LowRank():
             yield from _low_rank_problems(op, buffers)
         case ops.Tick():
@@ -244,36 +241,55 @@ def _op_problems(op: ops.Op, buffers: dict[str, Buffer], world_size: int) -> Ite
             assert_never(op)
 
 
+def _densify_problems(op: ops.Densify, src: Buffer, dst: Buffer) -> Iterator[str]:
+    if not src.sparse or dst.sparse:
+        yield "scatters a sparse buffer into a dense one; declare src sparse and dst not"
+    elif src.dtype != dst.dtype:
+        yield f"scatters {src.dtype} into {dst.dtype}; copy the entries to a sparse buffer of that type first"
+    yield from _divisor_problems(op.divisor)
+
+
 def _lateness(plan: Plan) -> Iterator[tuple[int, int, str]]:
     """Yield body, position and problem of operations by which ranks sit out a step or are late in it."""
     for number, body in enumerate(plan.bodies):
         enter = ops.entering(body)
         exchange = ops.drops(body)
-        collectives = [at for at, op in enumerate(body) if isinstance(op, ops.COLLECTIVES)]
         for position, op in enumerate(body):
             if isinstance(op, ops.Enter) and position:
                 yield number, position, "stands in the middle of a step; put it first"
         if enter and enter.absent:
-            ranks = range(plan.world_size)
-            if not set(enter.absent) < set(ranks) or list(enter.absent) != sorted(set(enter.absent)):
-                yield number, 0, f"ranks {enter.absent}; write some of {len(ranks)} in order, each once, but not all"
-            if enter.awaits:
-                yield number, 0, "sits out by plan and by time; write one of the two"
-            if collectives:
-                yield number, collectives[0], "has to wait for ranks that sit the step out; let all of them enter it"
+            yield from ((number, position, problem) for position, problem in _absences(body, enter, plan.world_size))
         if exchange is not None:
-            op = body[exchange]
-            assert isinstance(op, ops.AllReduce)
-            if not 0 < op.drop < op.group.size or op.group.size != plan.world_size:
-                yield number, exchange, f"drops {op.drop}; write fewer than all {plan.world_size} ranks, over all ranks"
-            if op.servers is not None and (op.servers.members[:1] != (0,) or not sum(op.servers.parts[:1])):
-                where = "servers that are members, the first of them member 0, with a part"
-                yield number, exchange, f"drops the late, without saying where they come to: {where}"
-            if len(collectives) > 1:
-                other = next(at for at in collectives if at != exchange)
-                yield number, other, "stands beside an all-reduce that drops the late; a step has one of the two"
+            yield from ((number, position, problem) for position, problem in _drops(body, exchange, plan.world_size))
         if (enter is not None and enter.awaits is not None) != (exchange is not None):
             yield number, exchange or 0, "a step that may be late waits for its parameters first: enter(awaits=...)"
+
+
+def _absences(body: Body, enter: ops.Enter, world_size: int) -> Iterator[tuple[int, str]]:
+    """Yield position and problem of a step that some ranks sit out by plan."""
+    if not set(enter.absent) < set(range(world_size)) or list(enter.absent) != sorted(set(enter.absent)):
+        yield 0, f"ranks {enter.absent}; write some of {world_size} in order, each once, but not all"
+    if enter.awaits:
+        yield 0, "sits out by plan and by time; write one of the two"
+    for position in _collectives_in(body)[:1]:
+        yield position, "has to wait for ranks that sit the step out; let all of them enter it"
+
+
+def _drops(body: Body, exchange: int, world_size: int) -> Iterator[tuple[int, str]]:
+    """Yield position and problem of a step with an all-reduce that drops late ranks."""
+    op = body[exchange]
+    assert isinstance(op, ops.AllReduce)
+    if not 0 < op.drop < op.group.size or op.group.size != world_size:
+        yield exchange, f"drops {op.drop}; write fewer than all {world_size} ranks, over all ranks"
+    if op.servers is not None and (op.servers.members[:1] != (0,) or not sum(op.servers.parts[:1])):
+        where = "servers that are members, the first of them member 0, with a part"
+        yield exchange, f"drops the late, without saying where they come to: {where}"
+    for other in [at for at in _collectives_in(body) if at != exchange][:1]:
+        yield other, "stands beside an all-reduce that drops the late; a step has one of the two"
+
+
+def _collectives_in(body: Body) -> list[int]:
+    return [at for at, op in enumerate(body) if isinstance(op, ops.COLLECTIVES)]
 
 
 def _group_problems(group: Group, world_size: int) -> Iterator[str]:

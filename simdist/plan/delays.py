@@ -5,7 +5,8 @@ its own: `[n_seeds, n_steps, n_micro_batches, world_size]`. A `Delay` takes thos
 none, their sum. For a single run, `n_seeds` is 1. Only files omit the seed, because each holds one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -40,6 +41,72 @@ class DrawnDelays:
         first = self._step
         self._step = self._step + n_steps
         return {channel: array[:, first : self._step] for channel, array in self._delays.items()}
+
+
+class SideBySide:
+    """The delays of several sources, the seeds of one after those of the other."""
+
+    def __init__(self, sources: Sequence[DelaySource]) -> None:
+        self._sources = sources
+
+    def take(self, n_steps: int) -> Delays:
+        """Return the delays of the next `n_steps` steps."""
+        taken = [each.take(n_steps) for each in self._sources]
+        return {channel: np.concatenate([each[channel] for each in taken]) for channel in taken[0]}
+
+
+class SomeSeeds:
+    """The delays of some seeds of a source, by number. A number may recur."""
+
+    def __init__(self, source: DelaySource, numbers: NDArray[np.int64]) -> None:
+        self._source = source
+        self._numbers = numbers
+
+    def take(self, n_steps: int) -> Delays:
+        """Return the delays of the next `n_steps` steps, in memory with the seeds side by side."""
+        taken = self._source.take(n_steps)
+        return {
+            channel: np.moveaxis(np.moveaxis(each, 0, -1)[..., self._numbers], -1, 0) for channel, each in taken.items()
+        }
+
+
+#: Returns the delays of seeds, from step 0 on.
+Draw: TypeAlias = Callable[[Sequence[int]], DelaySource]
+
+
+@dataclass(frozen=True, slots=True)
+class SeedDelays:
+    """The delays of some seeds, drawn when they are needed.
+
+    Args:
+        seeds: The seeds.
+        draw: Returns the delays of some of them. Equal seeds give equal delays.
+        is_random: Whether seeds differ. If not, one stands for all.
+    """
+
+    seeds: Sequence[int]
+    draw: Draw
+    is_random: bool = True
+
+    @classmethod
+    def of(cls, delays: Delays) -> "SeedDelays":
+        """Return delays that were drawn in advance, with the seeds 0, 1, ..."""
+
+        def draw(seeds: Sequence[int]) -> DelaySource:
+            source = DrawnDelays(delays)
+            return source if len(seeds) == n_seeds else SomeSeeds(source, np.array(seeds))
+
+        n_seeds = next((len(each) for each in delays.values()), 1)
+        return cls(range(n_seeds), draw)
+
+    @property
+    def different(self) -> "SeedDelays":
+        """The seeds that differ: all or, if they do not, the first."""
+        return self if self.is_random else replace(self, seeds=self.seeds[:1])
+
+    def take_all(self, plan: Plan) -> Delays:
+        """Return the delays of all seeds in all steps of a plan."""
+        return self.draw(self.seeds).take(plan.n_steps)
 
 
 def delays_of(plan: Plan) -> tuple[Delay, ...]:

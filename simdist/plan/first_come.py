@@ -19,14 +19,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.plan.ops import AllReduce
-
 _Times: TypeAlias = NDArray[np.float64]
-
-
-def n_in(op: AllReduce) -> int:
-    """Return the number of members that are in."""
-    return op.group.size - op.drop
 
 
 @dataclass(frozen=True, slots=True)

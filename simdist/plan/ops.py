@@ -234,6 +234,11 @@ class AllReduce:
     drop: int = 0
     lane: Lane = COMM
 
+    @property
+    def n_in(self) -> int:
+        """Members of a group whose contents are reduced."""
+        return self.group.size - self.drop
+
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter:

@@ -41,7 +41,7 @@ def op_text(op: ops.Op) -> str:
     return f"{op_name(op)}({_arguments(op)})"
 
 
-def _arguments(op: ops.Op) -> str:
+def _arguments(op: ops.Op) -> str:  # noqa: C901 (one `match` over all operations)
     match op:
         case ops.Enter():
             absent = f"without {', '.join(map(str, op.absent))}" if op.absent else ""

@@ -43,8 +43,8 @@ This is the smallest interpreter of the plan, and the living definition of its o
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from typing import assert_never
@@ -55,8 +55,8 @@ from numpy.typing import NDArray
 from simdist.errors import PlanError
 from simdist.plan import Plan, ops
 from simdist.plan.check import fail_at
-from simdist.plan.first_come import n_in
 from simdist.plan.group import Group, Result
+from simdist.proof.layout import AtomLayout, BrokenError
 from simdist.proof.symbols import (
     AtomPlaces,
     Move,
@@ -92,10 +92,6 @@ _RATIOS = "ratios of update "  # kind of source, followed by its number in the s
 _OLDEST = 2  # age in steps from which on all ages count as equal, unless a mean is applied late
 
 
-class _BrokenError(Exception):
-    """An operation is wrong; `_Proof` adds its place."""
-
-
 def prove(plan: Plan, result: Callable[[int], Result]) -> int:
     """Show that every step of `plan` has the result that `result(step)` declares.
 
@@ -119,27 +115,6 @@ def prove(plan: Plan, result: Callable[[int], Result]) -> int:
     return len(sources)
 
 
-def _cuts(plan: Plan) -> dict[str, frozenset[Group]]:
-    """Return the groups over which the contents of each buffer have been cut into slices, one after the other."""
-    cuts = {buffer.name: frozenset({buffer.sharded_over} - {ops.ALONE}) for buffer in plan.buffers}
-    before: dict[str, frozenset[Group]] = {}
-    while before != cuts:
-        before = dict(cuts)
-        for op in plan.distinct_ops:
-            if isinstance(op, ops.Forward | ops.Backward):
-                continue  # they compute with whole tensors
-            found = frozenset[Group]().union(*(cuts[name] for name in ops.reads(op)))
-            if isinstance(op, ops.AllGather):
-                found -= {op.group}
-            elif isinstance(op, ops.ReduceScatter):
-                found |= {op.group}
-            elif isinstance(op, ops.Optimize) and op.slices:
-                found |= {op.shared_by}
-            for name in ops.writes(op):
-                cuts[name] |= found
-    return cuts
-
-
 def _updated(op: ops.Optimize | ops.TrustRatios, state: State) -> tuple[Value, ...]:
     """Return the contents of an update's parameters and gradients. They are equal only if the values are the same."""
     return tuple(state[name] for name in (*op.params, *op.grads))
@@ -150,9 +125,9 @@ def _in_proportion(one: dict[Tag, Weights], other: dict[Tag, Weights]) -> bool:
     return one.keys() == other.keys() and all((a * b.sum() == b * a.sum()).all() for a, b in pairs)
 
 
-def _total_of_first(view: NDArray[np.int64], drop: int) -> NDArray[np.int64]:
-    """Return on all members the sum over all but the last `drop` of them."""
-    return total(view) if drop == 0 else spread(view[:, :-drop].sum(1, keepdims=True), view)
+def _total_of_first(view: NDArray[np.int64], n_first: int) -> NDArray[np.int64]:
+    """Return on all members the sum over the first `n_first` of them."""
+    return spread(view[:, :n_first].sum(1, keepdims=True), view)
 
 
 def _of_weights(move: Move, n_atoms: int) -> Move:
@@ -162,15 +137,44 @@ def _of_weights(move: Move, n_atoms: int) -> Move:
     return partial(gathered, n_atoms=n_atoms) if move is gather else move
 
 
+@dataclass(slots=True)
+class _StepState:
+    """What the proof knows of the step that it executes.
+
+    Args:
+        n_declared: Forward passes that the schedule declares.
+        entered: The own contributions of the ranks that do not sit the step out.
+        covered: Places of the model that the current forward pass has used.
+        n_passes: Forward passes so far.
+        updated: Parameters with slices that were updated.
+        rated: Contents that trust ratios belong to.
+        saved: Position of each `Save`, with buffer and contents.
+        moved: Weights before and after collectives that differ in the names of buffers only.
+        compared: Weights found and expected at the end, by identity, that were compared.
+        asked: The last value that was compared with current parameters, and whether it was equal.
+    """
+
+    n_declared: int
+    entered: Weights
+    covered: NDArray[np.bool_]
+    n_passes: int = 0
+    updated: set[str] = field(default_factory=set)
+    rated: list[tuple[Value, ...]] = field(default_factory=list)
+    saved: list[tuple[int, str, Value]] = field(default_factory=list)
+    moved: dict[tuple[ops.Collective, bool, int, int], tuple[Weights, Weights]] = field(default_factory=dict)
+    compared: dict[tuple[int, int], tuple[Weights, Weights]] = field(default_factory=dict)
+    asked: tuple[Value | None, bool] = (None, False)
+
+
 class _Proof:
     """One execution of a plan on the contributions of a few source ranks."""
 
     def __init__(self, plan: Plan, sources: NDArray[np.int64]) -> None:
         self._plan = plan
-        self._buffers = {buffer.name: buffer for buffer in plan.buffers}
+        self._layout = AtomLayout(plan)
+        self._sources = sources
         self._own = Weights((np.arange(plan.world_size)[:, None, None] == sources).astype(np.int64))
         self._nothing = Weights(np.zeros_like(self._own.numerators))
-        self._sources = sources
         self._began = self._own  # parameters at the beginning of a step: a rank's own, or the first sharer's
         distinct = plan.distinct_ops
         residuals = {op.residual for op in distinct if isinstance(op, ops.Select | ops.Merge | ops.LowRank)}
@@ -180,30 +184,15 @@ class _Proof:
         lasting = [b.name for b in plan.buffers if b.initialized and b.tensors and b.name not in residuals]
         self._params = [name for name in lasting if name in trained]
         self._anchors = [name for name in lasting if name not in trained]
-        self._combines = any(isinstance(op, ops.Combine) for op in distinct)
         self._oldest = _OLDEST
-        self._grads = {op.dst for op in distinct if isinstance(op, ops.Backward)}
-        self._asked: tuple[Value | None, bool] = None, False
-        self._updated: set[str] = set()  # parameters with slices that were updated in this step
-        self._rated: list[tuple[Value, ...]] = []  # contents that this step's trust ratios belong to
-        self._saved: list[tuple[int, str, Value]] = []  # position of a `Save` of this step, buffer and contents
-        self._moved: dict[tuple[ops.Collective, bool, int, int], tuple[Weights, Weights]] = {}
-        """Weights before and after collectives of this step, which differ in the names of buffers only."""
-        self._compared: dict[tuple[int, int], tuple[Weights, Weights]] = {}
-        """Weights found and expected at the end of this step, by identity, that were compared."""
-        self._n_passes = self._n_declared = 0  # forward passes of this step so far, and declared
-        self._places_of: dict[str, AtomPlaces] = {}  # see `_places`
         self._loads = any(isinstance(op, ops.Load) for op in distinct)
         sharers = {op.shared_by for op in updates} | {buffer.sharded_over for buffer in plan.buffers}
         for group in sharers:
             ranks = np.arange(plan.world_size)
             first = ranks - ranks // group.stride % group.size * group.stride
             self._began = Weights(self._began.numerators[first])
-        self._n_slices = math.lcm(*(math.prod(group.size for group in cuts) for cuts in _cuts(plan).values()))
-        bounds = {bound for buffer in plan.buffers if buffer.tensors for bound in buffer.tensors}
-        self._atom_of_tensor = {bound: atom for atom, bound in enumerate(sorted(bounds))}
-        self._all_places = self._ranges(self._params)
-        self._covered = np.zeros_like(self._all_places)  # places that the current forward pass has used
+        self._all_places = self._layout.ranges(self._params)
+        self._now = _StepState(1, self._own, np.zeros_like(self._all_places))
 
     def run(self, result: Callable[[int], Result]) -> None:
         """Execute step after step. A step with a body, state and result seen before is known to hold."""
@@ -211,7 +200,7 @@ class _Proof:
             raise PlanError(
                 f"plan {self._plan.name}: no buffer holds parameters; declare one initialized, with tensors"
             )
-        if self._combines:
+        if any(isinstance(op, ops.Combine) for op in self._plan.distinct_ops):
             self._oldest += max(result(step).late_steps for step in range(self._plan.n_steps))
         states: dict[bytes, State] = {}
         proved: dict[tuple[bytes, int, Result], bytes] = {}
@@ -228,15 +217,9 @@ class _Proof:
             key = known
 
     def _step(self, state: State, step: int, body: int, declared: Result) -> State:
-        self._rated = []
-        self._saved = []
-        self._updated.clear()
-        self._moved.clear()
-        self._n_passes = 0
-        self._covered[:] = False
-        self._n_declared = declared.micro_batches
         enter = ops.entering(self._plan.bodies[body])
-        self._entered = self._without(enter.absent if enter else ())
+        entered = self._without(enter.absent if enter else ())
+        self._now = _StepState(declared.micro_batches, entered, np.zeros_like(self._all_places))
         lasting = {*self._params, *self._anchors}
         writing = (at for at, op in enumerate(self._plan.bodies[body]) if not lasting.isdisjoint(ops.writes(op)))
         last_write = max(writing, default=len(self._plan.bodies[body]) - 1)
@@ -244,12 +227,12 @@ class _Proof:
         for position, op in enumerate(self._plan.bodies[body]):
             try:
                 self._execute(op, state, position)
-            except _BrokenError as error:
+            except BrokenError as error:
                 fail_at(self._plan, step=step, body=body, position=position, problem=str(error))
             if position == last_write:
                 left = {name: state[name] for name in lasting}
                 state |= {name: self._initial(name, age=-1) for name in lasting}
-        if self._covered.any():
+        if self._now.covered.any():
             forwards = [at for at, op in enumerate(self._plan.bodies[body]) if isinstance(op, ops.Forward)]
             problem = "the forward pass ends here and has not used all parameters; add operations for the others"
             fail_at(self._plan, step=step, body=body, position=forwards[-1], problem=problem)
@@ -268,79 +251,29 @@ class _Proof:
     def _initial(self, name: str, age: int = 0) -> Value:
         for kind, names in (("param", self._params), ("anchor", self._anchors)):
             if name in names:
-                return self._value(name, {Tag(kind, age): self._began})
-        return self._value(name, {})
+                return self._layout.value(name, {Tag(kind, age): self._began})
+        return self._layout.value(name, {})
 
-    def _value(self, name: str, weights: dict[Tag, Weights]) -> Value:
-        """Return a value in which every atom of a buffer has the same weights."""
-        return Value(self._places(name), weights)
-
-    def _places(self, name: str) -> AtomPlaces:
-        """Return the places that a buffer declares: all of its tensors, or the rank's own slice.
-
-        They are the same object for each buffer of the same tensors, so that equal ones need no comparison.
-        """
-        known = self._places_of.get(name)
-        if known is not None:
-            return known
-        first, last = self._atoms(name)
-        group = self._buffers[name].sharded_over
-        key = f"{first}:{last} {group}"
-        if key not in self._places_of:
-            nowhere = np.zeros(self._plan.world_size, dtype=np.int64)
-            whole = AtomPlaces(np.arange(first, last)[np.newaxis], nowhere)
-            self._places_of[key] = whole if group == ops.ALONE else self._sliced(group, whole)
-        self._places_of[name] = self._places_of[key]
-        return self._places_of[name]
-
-    def _as_declared(self, name: str, value: Value) -> Value:
-        """Return a value with the places that the buffer declares, if it holds these."""
-        places = self._places(name)
-        return Value(places, value.weights) if value.places.equals(places) else value
-
-    def _atoms(self, name: str) -> tuple[int, int]:
-        tensors = self._buffers[name].tensors
-        if tensors is None:
-            return 0, self._n_slices
-        first, last = (self._atom_of_tensor[bound] * self._n_slices for bound in tensors)
-        return first, last
-
-    def _execute(self, op: ops.Op, state: State, position: int) -> None:
+    def _execute(self, op: ops.Op, state: State, position: int) -> None:  # noqa: C901, PLR0915 (one `match` over all)
         """Execute one operation on the weights."""
         match op:
             case ops.Enter() | ops.StageIn() | ops.Delay() | ops.Wait() | ops.Tick():
                 pass
             case ops.Save():
-                self._saved += [(position, name, state[name]) for name in op.srcs]
+                self._now.saved += [(position, name, state[name]) for name in op.srcs]
             case ops.Load():
                 self._demand_used(op.dst, state)
-                state[op.dst] = self._value(op.dst, {Tag("batch"): self._own})
+                state[op.dst] = self._layout.value(op.dst, {Tag("batch"): self._own})
             case ops.Forward():
                 self._forward(op, state)
             case ops.Backward():
-                passes = {tag for name in op.srcs for tag in state[name].weights if tag.kind == "forward"}
-                if not passes:
-                    raise _BrokenError("reads nothing that a forward pass wrote; add its activations or loss to srcs")
-                self._demand_own("forward", "activations", op.srcs, state)
-                held = [name for name in op.srcs if state[name].has("param")]
-                if not all(self._is_current(state[name]) for name in held):
-                    raise _BrokenError("reads parameters that have changed since the step began")
-                if (self._ranges([op.dst]) & ~self._held_places(held, state)).any():
-                    raise _BrokenError(f"does not read the parameters of the tensors of {op.dst}; add them to srcs")
-                oldest = max(passes, key=lambda tag: (tag.age, -tag.micro_batch))
-                gradient = self._value(op.dst, {replace(oldest, kind="gradient"): self._entered})
-                state[op.dst] = self._sum(op.dst, state[op.dst], gradient) if op.adds else gradient
+                self._backward(op, state)
             case ops.Copy():
                 self._demand_used(op.dst, state)
                 state[op.dst] = self._copied(op, state[op.src])
                 self._use_batch(op.src, state)
             case ops.Optimize() if op.slices:
-                for number, (param, updated) in enumerate(zip(op.params, op.slices, strict=True)):
-                    if param in self._updated:
-                        raise _BrokenError(f"updates {param} twice in a step")
-                    self._updated.add(param)
-                    grads = op.grads if len(op.params) == 1 else op.grads[number : number + 1]
-                    state[updated] = self._shared_update(op, param, grads, state)
+                self._update_slices(op, state)
             case ops.Optimize():
                 if op.ratios:
                     self._demand_ratios(op, op.ratios, state)
@@ -355,17 +288,17 @@ class _Proof:
             case ops.Unpack():
                 self._unpack(op, state)
             case ops.AllReduce():
-                state[op.buffer] = self._map(op, state[op.buffer], partial(_total_of_first, drop=op.drop))
+                state[op.buffer] = self._map(op, state[op.buffer], partial(_total_of_first, n_first=op.n_in))
             case ops.Reduce():
                 state[op.buffer] = self._map(op, state[op.buffer], lambda view: at_root(view, op.root))
             case ops.Broadcast():
                 root = slice(op.root, op.root + 1)
                 state[op.buffer] = self._map(op, state[op.buffer], lambda view: spread(view[:, root], view))
             case ops.ReduceScatter():
-                state[op.dst] = self._as_declared(op.dst, self._map(op, state[op.src], scatter))
+                state[op.dst] = self._layout.as_declared(op.dst, self._map(op, state[op.src], scatter))
             case ops.AllGather():
-                moved = self._map(op, state[op.src], total if self._buffers[op.src].sparse else gather)
-                state[op.dst] = self._as_declared(op.dst, moved)
+                moved = self._map(op, state[op.src], total if self._layout.is_sparse(op.src) else gather)
+                state[op.dst] = self._layout.as_declared(op.dst, moved)
             case ops.Select() | ops.Merge():
                 if isinstance(op, ops.Merge):
                     self._demand_shares(op, state[op.src])
@@ -378,12 +311,34 @@ class _Proof:
             case _:
                 assert_never(op)
 
+    def _backward(self, op: ops.Backward, state: State) -> None:
+        passes = {tag for name in op.srcs for tag in state[name].weights if tag.kind == "forward"}
+        if not passes:
+            raise BrokenError("reads nothing that a forward pass wrote; add its activations or loss to srcs")
+        self._demand_own("forward", "activations", op.srcs, state)
+        held = [name for name in op.srcs if state[name].has("param")]
+        if not all(self._is_current(state[name]) for name in held):
+            raise BrokenError("reads parameters that have changed since the step began")
+        if (self._layout.ranges([op.dst]) & ~self._layout.held_places(held, state)).any():
+            raise BrokenError(f"does not read the parameters of the tensors of {op.dst}; add them to srcs")
+        oldest = max(passes, key=lambda tag: (tag.age, -tag.micro_batch))
+        gradient = self._layout.value(op.dst, {replace(oldest, kind="gradient"): self._now.entered})
+        state[op.dst] = self._sum(op.dst, state[op.dst], gradient) if op.adds else gradient
+
+    def _update_slices(self, op: ops.Optimize, state: State) -> None:
+        for number, (param, updated) in enumerate(zip(op.params, op.slices, strict=True)):
+            if param in self._now.updated:
+                raise BrokenError(f"updates {param} twice in a step")
+            self._now.updated.add(param)
+            grads = op.grads if len(op.params) == 1 else op.grads[number : number + 1]
+            state[updated] = self._shared_update(op, param, grads, state)
+
     def _kept(self, residual: str, src: str, state: State) -> Value:
         """Return the new contents of a residual: the unselected rest of the same places as before."""
         before = state[residual]
         places = state[src].places
         if before.has("kept") and not before.places.equals(places):
-            raise _BrokenError(f"{residual} holds the rest of other tensors, or slices, than those of {src}")
+            raise BrokenError(f"{residual} holds the rest of other tensors, or slices, than those of {src}")
         return Value(places, {Tag("kept"): self._own})
 
     def _low_rank(self, op: ops.LowRank, state: State) -> None:
@@ -406,9 +361,9 @@ class _Proof:
                 self._demand_alike(op.left, state)
                 product = state[op.right]
                 if not _in_proportion(state[op.left].weights, product.weights):
-                    raise _BrokenError(f"{op.left} and {op.right} are factors of different gradients, or ranks")
+                    raise BrokenError(f"{op.left} and {op.right} are factors of different gradients, or ranks")
                 if any(not same(state[name].weights, product.weights) for name in op.others):
-                    raise _BrokenError(f"{op.rest} is not the mean over the same ranks as {op.right}")
+                    raise BrokenError(f"{op.rest} is not the mean over the same ranks as {op.right}")
                 state[op.residual] = self._kept(op.residual, op.grad, state)
                 state[op.grad] = product
             case _:
@@ -416,7 +371,7 @@ class _Proof:
 
     def _demand_alike(self, name: str, state: State) -> None:
         if any((each.numerators != each.numerators[:1]).any() for each in state[name].weights.values()):
-            raise _BrokenError(f"{name} differs among ranks, which must project on the same; all-reduce it first")
+            raise BrokenError(f"{name} differs among ranks, which must project on the same; all-reduce it first")
 
     def _demand_shares(self, op: ops.Merge, value: Value) -> None:
         """Require that all ranks that hold a source hold equally much, and that there are `divisor` such ranks."""
@@ -434,7 +389,7 @@ class _Proof:
                 same_place = (of_ranks == of_ranks[rank, atom])[:, :, None]
                 n_holders = int((same_place & (held != 0))[:, :, column].sum())
                 keeping = f"keeping 1/{op.divisor}" if op.divisor > 1 else "keeping all"
-                raise _BrokenError(
+                raise BrokenError(
                     f"{n_holders} ranks hold the {tag_text(tag)} of rank {self._sources[column]} and drop the same of "
                     f"it, each {keeping}; the divisor must be their number, and they must hold equally "
                     f"much, or what is dropped is lost or counted twice"
@@ -442,7 +397,7 @@ class _Proof:
 
     def _sum(self, name: str, held: Value, added: Value) -> Value:
         """Return the sum of a bucket's gradients and the gradients of another pass."""
-        self._demand_places(name, held)
+        self._layout.demand_places(name, held)
         tags = held.weights | added.weights
         return Value(held.places, {tag: self._weights(held, tag) + self._weights(added, tag) for tag in tags})
 
@@ -469,13 +424,13 @@ class _Proof:
         value = state[op.src]
         first = 0
         for name in op.dsts:
-            begin, end = self._atoms(name)
+            begin, end = self._layout.atoms(name)
             last = first + end - begin
             parts = {tag: each.cut(first, last) for tag, each in value.weights.items()}
             state[name] = Value(value.places.cut(first, last), parts)
             first = last
         if first != value.places.n_atoms:
-            raise _BrokenError(f"{op.src} holds other tensors than the buffers it is taken apart into")
+            raise BrokenError(f"{op.src} holds other tensors than the buffers it is taken apart into")
 
     def _ratios(self, op: ops.TrustRatios, state: State) -> Value:
         """Return one atom per rank: the number of its share. The source names the update that was rated."""
@@ -484,90 +439,78 @@ class _Proof:
             for weights in state[name].weights.values():
                 members = weights.numerators.reshape(n_blocks, size, stride, -1)
                 if (members != members[:, :1]).any():
-                    raise _BrokenError(f"{name} differs within a {op.group}; share the work after the gradients are")
+                    raise BrokenError(f"{name} differs within a {op.group}; share the work after the gradients are")
         share = np.broadcast_to(np.arange(size)[:, None], (n_blocks, size, stride)).ravel()
-        self._rated.append(_updated(op, state))
-        return Value(AtomPlaces(np.arange(size)[:, None], share), {Tag(f"{_RATIOS}{len(self._rated) - 1}"): self._own})
+        self._now.rated.append(_updated(op, state))
+        return Value(
+            AtomPlaces(np.arange(size)[:, None], share), {Tag(f"{_RATIOS}{len(self._now.rated) - 1}"): self._own}
+        )
 
     def _demand_ratios(self, op: ops.Optimize, ratios: str, state: State) -> None:
         held = [tag for tag in state[ratios].weights if tag.kind.startswith(_RATIOS)]
-        rated = [self._rated[int(tag.kind.removeprefix(_RATIOS))] for tag in held if tag.age == 0]
+        rated = [self._now.rated[int(tag.kind.removeprefix(_RATIOS))] for tag in held if tag.age == 0]
         now = _updated(op, state)
         if held and not any(len(then) == len(now) and all(map(operator.is_, then, now)) for then in rated):
-            raise _BrokenError(f"{ratios} are trust ratios of other parameters or gradients than it updates")
+            raise BrokenError(f"{ratios} are trust ratios of other parameters or gradients than it updates")
         shares = state[ratios].places.rows
         if len(held) != 1 or (shares != np.arange(shares.shape[1])).any():
-            raise _BrokenError(f"{ratios} do not hold the trust ratios of all tensors, in order")
+            raise BrokenError(f"{ratios} do not hold the trust ratios of all tensors, in order")
 
     def _forward(self, op: ops.Forward, state: State) -> None:
         used = {tag for name in op.srcs for tag in state[name].weights if tag.kind == "used"}
-        if used and (used != {Tag("used")} or not 0 < self._n_passes < self._n_declared):  # passes share their input
-            raise _BrokenError("trains on a batch that was used before; load another one first")
+        shares_input = 0 < self._now.n_passes < self._now.n_declared  # as all passes of a step do
+        if used and (used != {Tag("used")} or not shares_input):
+            raise BrokenError("trains on a batch that was used before; load another one first")
         self._demand_own("batch", "batch", op.srcs, state)
-        begins = not self._covered.any()
+        begins = not self._now.covered.any()
         if begins and self._loads and not used and not any(state[name].has("batch") for name in op.srcs):
-            raise _BrokenError("reads no batch, though the plan loads some; add the input to srcs")
+            raise BrokenError("reads no batch, though the plan loads some; add the input to srcs")
         held = [name for name in op.srcs if state[name].has("param")]
-        places = self._held_places([name for name in held if self._is_current(state[name])], state)
+        places = self._layout.held_places([name for name in held if self._is_current(state[name])], state)
         if not places.any() or not all(self._is_current(state[name]) for name in held):
-            raise _BrokenError("does not read all parameters as they are when the step begins; add them to srcs")
-        if (places & self._covered).any():
-            raise _BrokenError("reads parameters that an earlier part of this forward pass has used")
+            raise BrokenError("does not read all parameters as they are when the step begins; add them to srcs")
+        if (places & self._now.covered).any():
+            raise BrokenError("reads parameters that an earlier part of this forward pass has used")
         for name in op.srcs:
             self._use_batch(name, state)
         for name in op.dsts:
-            state[name] = self._value(name, {Tag("forward", micro_batch=self._n_passes): self._own})
-        self._covered |= places
-        if self._covered[self._all_places].all():
-            self._covered[:] = False
-            self._n_passes += 1
-
-    def _ranges(self, names: Iterable[str]) -> NDArray[np.bool_]:
-        """Tell which places of the model lie in the tensors of some buffers."""
-        found = np.zeros(len(self._atom_of_tensor) * self._n_slices, dtype=bool)
-        for name in names:
-            found[slice(*self._atoms(name))] = True
-        return found
-
-    def _held_places(self, names: Sequence[str], state: State) -> NDArray[np.bool_]:
-        """Tell the places of parameters that every rank holds in some buffers, in order."""
-        for name in names:
-            self._demand_places(name, state[name])
-            if self._buffers[name].sharded_over != ops.ALONE:
-                raise _BrokenError(f"reads slices of parameters in {name}; gather them first")
-        return self._ranges(names)
+            state[name] = self._layout.value(name, {Tag("forward", micro_batch=self._now.n_passes): self._own})
+        self._now.covered |= places
+        if self._now.covered[self._all_places].all():
+            self._now.covered[:] = False
+            self._now.n_passes += 1
 
     def _copied(self, op: ops.Copy, value: Value) -> Value:
         """Return what a copy holds: all of the source, or of whole tensors the rank's own slice."""
-        group = self._buffers[op.dst].sharded_over
-        if group == ops.ALONE or self._buffers[op.src].sharded_over != ops.ALONE:
+        group = self._layout.sharers(op.dst)
+        if group == ops.ALONE or self._layout.sharers(op.src) != ops.ALONE:
             return value
-        return self._own_slices(group, value)
+        return self._layout.own_slices(group, value)
 
     def _is_current(self, value: Value) -> bool:
         """Tell whether a buffer holds its rank's own parameters as they were when the step began."""
-        if value is not self._asked[0]:  # every operation of a backward pass asks this
-            self._asked = value, same(value.weights, {Tag("param"): self._began})
-        return self._asked[1]
+        if value is not self._now.asked[0]:  # every operation of a backward pass asks this
+            self._now.asked = value, same(value.weights, {Tag("param"): self._began})
+        return self._now.asked[1]
 
     def _demand_own(self, kind: str, name: str, srcs: tuple[str, ...], state: State) -> None:
         found = (state[src].weights for src in srcs if state[src].has(kind))
         if any(not same(weights, dict.fromkeys(weights, self._own)) for weights in found):
-            raise _BrokenError(f"reads the {name} of other ranks; each rank computes on its own")
+            raise BrokenError(f"reads the {name} of other ranks; each rank computes on its own")
 
     def _demand_used(self, name: str, state: State) -> None:
         if name in state and state[name].has("batch"):
-            raise _BrokenError(f"overwrites a batch in {name} that is still unused")
+            raise BrokenError(f"overwrites a batch in {name} that is still unused")
 
     def _use_batch(self, name: str, state: State) -> None:
         if state[name].has("batch"):
-            state[name] = self._value(name, {Tag("used"): self._own})
+            state[name] = self._layout.value(name, {Tag("used"): self._own})
 
     def _combined(self, op: ops.Combine, state: State) -> Value:
         """Return the linear combination of buffers that hold the same places."""
         places = state[op.srcs[0]].places
         if not all(state[name].places.equals(places) for name in op.srcs):
-            raise _BrokenError("adds up slices of different places; the buffers hold other parts of the model")
+            raise BrokenError("adds up slices of different places; the buffers hold other parts of the model")
         return Value(
             places,
             summed(*((state[name].weights, fraction(each)) for name, each in zip(op.srcs, op.weights, strict=True))),
@@ -579,18 +522,18 @@ class _Proof:
         Weights of outer gradients are subtracted, because these point from the parameters back to the anchors.
         """
         sign = Fraction(-1 if op.optimizer == "outer" else 1)
-        if self._buffers[param].sharded_over != ops.ALONE:
+        if self._layout.sharers(param) != ops.ALONE:
             return self._optimized_slice(param, op, state, sign)
         additions = self._joined(param, op.grads, state)
         return Value(state[param].places, summed((state[param].weights, Fraction(1)), (additions, sign)))
 
     def _joined(self, param: str, grads: Sequence[str], state: State) -> dict[Tag, Weights]:
         """Return the weights of whole gradients in the order of the parameters."""
-        first, last = self._atoms(param)
+        first, last = self._layout.atoms(param)
         pieces: defaultdict[Tag, list[tuple[slice, Weights]]] = defaultdict(list)
         for grad in grads:
-            grad_first, grad_last = self._atoms(grad)
-            self._demand_places(grad, state[grad])
+            grad_first, grad_last = self._layout.atoms(grad)
+            self._layout.demand_places(grad, state[grad])
             low = max(first, grad_first)
             high = min(last, grad_last)
             for tag, each in state[grad].weights.items() if low < high else ():
@@ -600,76 +543,48 @@ class _Proof:
     def _optimized_slice(self, param: str, op: ops.Optimize, state: State, sign: Fraction) -> Value:
         """Return slices of parameters after adding the weights of the gradients of the same slices to theirs."""
         value = state[param]
-        of_same = [name for name in op.grads if self._buffers[name].tensors == self._buffers[param].tensors]
+        of_same = [name for name in op.grads if self._layout.tensors(name) == self._layout.tensors(param)]
         for name in of_same:
-            self._demand_places(name, state[name])
+            self._layout.demand_places(name, state[name])
         if len(of_same) != 1:
-            raise _BrokenError(f"has no gradients for the slices of {param}; write one buffer of the same tensors")
+            raise BrokenError(f"has no gradients for the slices of {param}; write one buffer of the same tensors")
         terms = (value.weights, Fraction(1)), (state[of_same[0]].weights, sign)
         return Value(value.places, summed(*terms))
 
     def _shared_update(self, op: ops.Optimize, param: str, grads: Sequence[str], state: State) -> Value:
         """Return each member's slice of the parameters, after adding the weights of their gradients."""
-        own = self._own_slices(op.shared_by, state[param])
+        own = self._layout.own_slices(op.shared_by, state[param])
         added = state[grads[0]]
         if len(grads) > 1:
-            added = Value(self._places(param), self._joined(param, grads, state))
+            added = Value(self._layout.places(param), self._joined(param, grads, state))
         if added.places.n_atoms != own.places.n_atoms:
-            added = self._own_slices(op.shared_by, added)
+            added = self._layout.own_slices(op.shared_by, added)
         if not added.places.equals(own.places):
-            raise _BrokenError("the gradients are of other slices than the parameters that they update")
+            raise BrokenError("the gradients are of other slices than the parameters that they update")
         tags = own.weights | added.weights
         return Value(own.places, {tag: self._weights(own, tag) + self._weights(added, tag) for tag in tags})
-
-    def _own_slices(self, group: Group, value: Value) -> Value:
-        """Return on member j the j-th slice of the atoms."""
-        weights = {
-            tag: each
-            if each.numerators.shape[1] == 1
-            else reduced(self._own_slice(group, each.numerators), each.denominator)
-            for tag, each in value.weights.items()
-        }
-        return Value(self._sliced(group, value.places), weights)
-
-    def _sliced(self, group: Group, places: AtomPlaces) -> AtomPlaces:
-        """Return on member j the j-th slice of the places."""
-        if places.n_atoms % group.size:
-            raise _BrokenError(f"shares {places.n_atoms} slices over a {group}; a buffer is cut once over a group")
-        return places.sliced(group.shape(self._plan.world_size))
-
-    def _own_slice(self, group: Group, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return on member j the j-th slice of rows `[rank, atom, source]`."""
-        shape = group.shape(self._plan.world_size)
-        cut = rows.reshape(*shape, group.size, -1, rows.shape[-1])  # [block, member, offset, slice, ...]
-        mine = np.stack([cut[:, member, :, member] for member in range(group.size)], axis=1)
-        return mine.reshape(len(rows), -1, rows.shape[-1])
-
-    def _demand_places(self, name: str, value: Value) -> None:
-        expected = self._places(name)
-        if not value.places.equals(expected):
-            raise _BrokenError(f"{name} holds other tensors, or slices in another order, than it declares")
 
     def _map(self, op: ops.Collective, value: Value, move: Move) -> Value:
         """Apply a collective to the weights, viewed as `[block, member, offset, atom, source]`, and to the places."""
         shape = op.group.shape(self._plan.world_size)
         n_atoms = value.places.n_atoms
         if isinstance(op, ops.ReduceScatter) and n_atoms % op.group.size:
-            raise _BrokenError(f"scatters {n_atoms} slices over a {op.group}; a buffer is scattered once over a group")
+            raise BrokenError(f"scatters {n_atoms} slices over a {op.group}; a buffer is scattered once over a group")
         mean = isinstance(op, ops.AllReduce | ops.Reduce | ops.ReduceScatter) and op.reduction == "mean"
-        size = n_in(op) if isinstance(op, ops.AllReduce) else op.group.size
+        size = op.n_in if isinstance(op, ops.AllReduce) else op.group.size
         divisor = size if mean else 1
         of_weights = _of_weights(move, n_atoms)
         weights = {}
         for tag, each in value.weights.items():
             like = ops.without_names(op), move is total, n_atoms, id(each)
-            if like not in self._moved:
+            if like not in self._now.moved:
                 each.demand_room(op.group.size * divisor)
                 moved = of_weights(each.numerators.reshape(*shape, *each.numerators.shape[1:]))
                 if isinstance(op, ops.Reduce):  # only the root holds a mean; the other members keep their contents
                     moved = np.where(root_mask(moved, op.root), moved, moved * divisor)
                 rows = moved.reshape(self._plan.world_size, -1, moved.shape[-1])
-                self._moved[like] = each, reduced(rows, each.denominator * divisor)
-            weights[tag] = self._moved[like][1]
+                self._now.moved[like] = each, reduced(rows, each.denominator * divisor)
+            weights[tag] = self._now.moved[like][1]
         return Value(self._move_places(op, value.places, move), weights)
 
     def _move_places(self, op: ops.Collective, places: AtomPlaces, move: Move) -> AtomPlaces:
@@ -678,29 +593,29 @@ class _Proof:
             return places.moved(shape, move)
         rows = places.in_groups(shape)
         if (rows != rows[:, :1]).any():
-            raise _BrokenError("reduces slices of different places; the members hold other parts of the model")
+            raise BrokenError("reduces slices of different places; the members hold other parts of the model")
         return places.sliced(shape) if isinstance(op, ops.ReduceScatter) else places
 
     def _compare(self, state: State, step: int, body: int, declared: Result) -> None:
         gradient = self._mean(self._without(declared.absent), declared.gradients, declared.drop)
         passes = [Tag("gradient", micro_batch=number) for number in range(declared.micro_batches)]
         updates = [op for op in self._plan.bodies[body] if isinstance(op, ops.Optimize) and op.optimizer == "inner"]
-        whole = {name for op in updates if not op.slices for name in op.grads} if updates else self._grads
-        held = self._grads | {name for name in whole if self._buffers[name].sharded_over != ops.ALONE}
+        grads = {op.dst for op in self._plan.distinct_ops if isinstance(op, ops.Backward)}
+        whole = {name for op in updates if not op.slices for name in op.grads} if updates else grads
+        held = grads | {name for name in whole if self._layout.sharers(name) != ops.ALONE}
         expected = {name: dict.fromkeys(passes, gradient) for name in sorted(held & whole & state.keys())}
         updated = {**dict.fromkeys(passes, gradient), Tag("param"): self._began}
         kept = {"param": updated, "anchor": {Tag("anchor"): self._began}}
         exchanged = self._exchanged(updated, declared)
         for kind, names in (("param", self._params), ("anchor", self._anchors)):
             expected |= {name: (exchanged if self._is_exchanged(name, declared) else kept)[kind] for name in names}
-        self._compared.clear()
         for name, weights in expected.items():
             problem = self._difference(name, state[name], weights)
             if problem:
                 fail_at(self._plan, step=step, body=body, position=self._last_writer(name, body), problem=problem)
 
     def _is_exchanged(self, name: str, declared: Result) -> bool:
-        first, last = self._buffers[name].tensors or (0, 0)
+        first, last = self._layout.tensors(name) or (0, 0)
         return not declared.tensors or any(low <= first and last <= high for low, high in declared.tensors)
 
     def _exchanged(self, updated: dict[Tag, Weights], declared: Result) -> dict[str, dict[Tag, Weights]]:
@@ -722,30 +637,30 @@ class _Proof:
 
     def _compare_saved(self, state: State, step: int, body: int) -> None:
         """Require that saved parameters are those at the end of the step."""
-        for position, name, value in self._saved:
-            tensors = self._buffers[name].tensors
-            left = [each for each in (*self._params, *self._anchors) if self._buffers[each].tensors == tensors]
+        for position, name, value in self._now.saved:
+            tensors = self._layout.tensors(name)
+            left = [each for each in (*self._params, *self._anchors) if self._layout.tensors(each) == tensors]
             if left and value.has("param") and not any(same(value.weights, state[each].weights) for each in left):
                 problem = f"{name} is not {left[0]} as the step leaves it; save it after updates and averages"
                 fail_at(self._plan, step=step, body=body, position=position, problem=problem)
 
     def _mean(self, weights: Weights, group: Group, drop: int = 0) -> Weights:
         view = weights.numerators.reshape(*group.shape(self._plan.world_size), *weights.numerators.shape[1:])
-        means = _total_of_first(view, drop)
+        means = _total_of_first(view, group.size - drop)
         return reduced(means.reshape(weights.numerators.shape), weights.denominator * (group.size - drop))
 
     def _difference(self, name: str, found: Value, expected: dict[Tag, Weights]) -> str | None:
         """Describe how a buffer differs from the expected weights of each of its atoms."""
         try:
-            self._demand_places(name, found)
-        except _BrokenError as error:
+            self._layout.demand_places(name, found)
+        except BrokenError as error:
             return str(error)
         for tag in sorted({*found.weights, *expected}, key=lambda tag: (tag.kind, tag.age, tag.micro_batch)):
             have = self._weights(found, tag)
             want = expected.get(tag, self._nothing)
-            if have is want or (id(have), id(want)) in self._compared:
+            if have is want or (id(have), id(want)) in self._now.compared:
                 continue
-            self._compared[id(have), id(want)] = have, want
+            self._now.compared[id(have), id(want)] = have, want
             differs = have.numerators * want.denominator != want.numerators * have.denominator
             if differs.any():
                 rank, atom, column = (int(index) for index in np.argwhere(differs)[0])

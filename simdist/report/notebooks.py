@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
 import numpy as np
 
 from simdist.errors import ScenarioError
+from simdist.learning.answer import LearnedSchedules
 from simdist.learning.curves import TRAINING_LOSS
-from simdist.learning.summary import LearnedSchedules, curves_record
+from simdist.learning.summary import curves_record
 from simdist.plan import LEVELS
 from simdist.report.bars import bars_figure
 from simdist.report.figures import literal_text, panels, shortened
@@ -49,7 +50,7 @@ from simdist.sweeps.table import ResultRow, Table, shown_text, uses_kinds
 from simdist.traces.breakdown import Breakdown, break_down
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import Waiting
-from simdist.tuning.tuning import Tuned
+from simdist.tuning.answer import Tuned
 from simdist.whatif.gains import Gains
 from simdist.whatif.slowdown import Slowdown
 
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: A result with a picture.
-Pictured: TypeAlias = (
+_Pictured: TypeAlias = (
     Comparison
     | Tuned
     | Table
@@ -73,7 +74,7 @@ Pictured: TypeAlias = (
     | LearnedSchedules
 )
 #: A result with a table.
-Shown: TypeAlias = Pictured | Scenario | Sweep
+Shown: TypeAlias = _Pictured | Scenario | Sweep
 
 _COMPARED = (SCHEDULE, STEP_TIME, SPEEDUP, *STATES, ENGINE)
 _KNOBS = (
@@ -104,7 +105,7 @@ _MOST_TICKS = 8
 _LOGARITHMIC = 8  # largest / smallest value from which an axis is
 
 
-def plot(result: Pictured) -> "Figure":
+def plot(result: _Pictured) -> "Figure":
     """Draw a result.
 
     Args:

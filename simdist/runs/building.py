@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist import engines
 from simdist.cost import Costs, compute_s, price, tensor_backward_s
-from simdist.engines import Engine, fast
+from simdist.engines import choose
+from simdist.engines.choose import Engine
+from simdist.engines.observers import WholeTrace
+from simdist.engines.run import Live, run
 from simdist.errors import ScenarioError
 from simdist.plan import Channel, Dataset, Plan
 from simdist.plan.check import check
@@ -77,7 +79,7 @@ def job(scenario: Scenario) -> Job:
     cluster = scenario.cluster
     workload = scenario.workload
     path = scenario.input
-    policy = scenario.data.policy if scenario.data else "naive"
+    policy = path.data.policy if path.data else "naive"
     return Job(
         world_size=cluster.world_size,
         ranks_per_node=cluster.gpus_per_node,
@@ -104,7 +106,7 @@ def dataset(scenario: Scenario) -> Dataset | None:
     """Return the data set in storage, if there is one."""
     cluster = scenario.cluster
     workload = scenario.workload
-    data = scenario.data
+    data = scenario.input.data
     if data is None or scenario.input.source != "storage":
         return None
     return Dataset(
@@ -186,6 +188,20 @@ def traffic(scenario: Scenario, costs: Costs, seed: int) -> "Traffic | None":
     return link_traffic(scenario, costs.resources, seed)
 
 
+def live_of(
+    scenario: Scenario, costs: Costs, *, actors: "Sequence[Actor]" = (), observers: "Sequence[Observer]" = ()
+) -> Live:
+    """Return what runs beside the plan with the scenario's own seed.
+
+    Args:
+        scenario: The scenario.
+        costs: Prices from `price_of`.
+        actors: The user's processes.
+        observers: See `Live`.
+    """
+    return Live(actors, observers, lambda _: traffic(scenario, costs, scenario.seed))
+
+
 def delay_sampler(scenario: Scenario, seeds: Sequence[int]) -> DelaySampler:
     """Return the source of the injected delays of many seeds."""
     return sampler(
@@ -201,7 +217,7 @@ def delay_sampler(scenario: Scenario, seeds: Sequence[int]) -> DelaySampler:
 def _known(disturbance: Interference, scenario: Scenario) -> Interference:
     """Return the scenario with the share that a step of one machine loses."""
     lost = lost_share(scenario, disturbance)
-    return disturbance.model_copy(update={"lost": lost, "machine_rate_per_s": None, "typical": False})
+    return disturbance.model_copy(update={"lost": lost, "machine_samples_per_s": None, "typical": False})
 
 
 def lost_share(scenario: Scenario, disturbance: Interference) -> float:
@@ -217,18 +233,18 @@ def lost_share(scenario: Scenario, disturbance: Interference) -> float:
     """
     if disturbance.typical:
         return _typical_lost(scenario)
-    if disturbance.machine_rate_per_s is None:
+    if disturbance.machine_samples_per_s is None:
         return disturbance.lost or 0.0
     schedule = next((each for each in scenario.schedules if isinstance(each, Sync)), Sync())
     cluster = unchecked_copy(scenario.cluster, nodes=1, slow_devices=())
     settings = tuple((name, value) for name, value in cluster if name != "uncertain")  # which is not hashable
     step_s = _one_machine_s(settings, scenario.workload, scenario.host, schedule)
-    measured_s = cluster.world_size * scenario.workload.samples_per_step / disturbance.machine_rate_per_s
+    measured_s = cluster.world_size * scenario.workload.samples_per_step / disturbance.machine_samples_per_s
     lost = max(0.0, measured_s - step_s) / float(compute_s(scenario.workload, cluster)[0])
     if lost > 1:
         simulated = f"{cluster.world_size * scenario.workload.samples_per_step / step_s:g}"
         raise ScenarioError(
-            f"{scenario.name}: machine_rate {disturbance.machine_rate_per_s:g} samples/s is far less than what "
+            f"{scenario.name}: machine_samples_per_s {disturbance.machine_samples_per_s:g} is far less than what "
             f"the machine does when simulated, {simulated}: write the rate of all {cluster.world_size} GPUs of one "
             f"machine together"
         )
@@ -254,7 +270,7 @@ def _one_machine_s(settings: tuple[tuple[str, object], ...], workload: Workload,
     cluster = Cluster.model_validate(dict(settings))
     scenario = Scenario(cluster=cluster, workload=workload, host=host, schedules=(schedule,), steps=n_steps)
     plan = schedule.plan(job(scenario))
-    return engines.simulate(plan, price(plan, cluster, workload), {}).makespan_s / n_steps
+    return run(plan, price(plan, cluster, workload), {}, observe=WholeTrace()).makespan_s / n_steps
 
 
 def simulate(
@@ -286,16 +302,13 @@ def simulate(
         labels = ", ".join(schedule.name for schedule in scenario.schedules)
         raise ScenarioError(f"{scenario.name}: no schedule is called {label!r}; there are: {labels}")
     built = build(scenario, chosen[0])
-    drawn = delays(scenario)
-    links = traffic(scenario, built.costs, scenario.seed)
-    return engines.simulate(
-        built.plan, built.costs, drawn, engine=engine, traffic=links, actors=actors, observers=observers
-    )
+    live = live_of(scenario, built.costs, actors=actors, observers=observers)
+    return run(built.plan, built.costs, delays(scenario), observe=WholeTrace(), engine=engine, live=live)
 
 
 def ranks_are_alike(built: Built) -> bool:
     """Tell whether all ranks surely have the same times, so that none waits for another."""
-    return fast.are_alike(built.plan, built.costs)
+    return choose.all_ranks_are_alike(built.plan, built.costs)
 
 
 def delays(scenario: Scenario) -> dict[Channel, NDArray[np.float64]]:

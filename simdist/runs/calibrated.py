@@ -1,14 +1,15 @@
 """Simulates run directories on their own machines, or on calibrated ones from a cluster file."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from simdist.cost import Costs
-from simdist.engines import simulate
+from simdist.engines.observers import WholeTrace
+from simdist.engines.run import Progress
+from simdist.engines.run import run as run_engine
 from simdist.errors import PlanError, ScenarioError, UnsupportedError
 from simdist.runs import run_directory
-from simdist.runs.building import price_of, traffic
+from simdist.runs.building import live_of, price_of
 from simdist.runs.run_directory import RunDirectory
 from simdist.scenario import Cluster, Scenario, load_cluster
 from simdist.settings.base import unchecked_copy
@@ -42,7 +43,7 @@ def simulate_run(
     machines: Calibrated | None,
     *,
     real: Trace | None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Trace:
     """Simulate the plan and the delays of a run directory.
 
@@ -51,7 +52,7 @@ def simulate_run(
         machines: Machines to use instead of those of the scenario, of the same number; those of the scenario if None.
         real: Its measurement, if there is one. An emulated computation took the time in the scenario, however fast the
             calibrated device is.
-        progress: Called with the steps that are done.
+        progress: Called with the steps that are done and all steps.
 
     Raises:
         ScenarioError: The number of machines differs from the scenario.
@@ -61,8 +62,8 @@ def simulate_run(
     where = f"{run.path} with {machines.file}" if machines else str(run.path)
     try:
         costs = price_run(run, machines, real=real)
-        links = traffic(run.scenario, costs, run.scenario.seed)
-        return simulate(run.plan, costs, run.delays, traffic=links, progress=progress)
+        live = live_of(run.scenario, costs)
+        return run_engine(run.plan, costs, run.delays, observe=WholeTrace(), live=live, progress=progress)
     except (PlanError, ScenarioError, UnsupportedError) as error:
         raise type(error)(f"{where}: {error}") from None
 

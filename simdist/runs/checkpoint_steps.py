@@ -11,8 +11,9 @@ longer, files come as many steps apart and so later.
 import math
 from dataclasses import replace
 
-from simdist import engines
 from simdist.cost import price
+from simdist.engines.observers import WholeTrace
+from simdist.engines.run import run
 from simdist.errors import ScenarioError
 from simdist.scenario import Scenario
 from simdist.schedules import Job, Schedule
@@ -45,7 +46,7 @@ def with_checkpoint_steps(scenario: Scenario, schedule: Schedule, job: Job) -> S
     for n_steps in (cycle.start + n_periods * len(cycle), cycle.start + 2 * n_periods * len(cycle)):
         plan = schedule.plan(replace(calm, n_steps=n_steps))
         costs = price(plan, scenario.cluster, scenario.workload)
-        ends_s.append(engines.simulate(plan, costs, {}).makespan_s)
+        ends_s.append(run(plan, costs, {}, observe=WholeTrace()).makespan_s)
     period_s = (ends_s[1] - ends_s[0]) / n_periods
     if not period_s:
         raise ScenarioError(

@@ -6,9 +6,10 @@ counts it twice. So the utilization is the one with which the simulated job reac
     step time = FLOPs / (peak * utilization) + communication that is not hidden
 """
 
-from simdist import engines
 from simdist.configurations.rates import Rate
 from simdist.cost import compute_s, price
+from simdist.engines.observers import WholeTrace
+from simdist.engines.run import run
 from simdist.runs.building import job
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.scenario import Scenario
@@ -53,7 +54,8 @@ def utilization_of_rate(rate: Rate, cluster: Cluster, precision: Precision) -> f
     plan = schedule.plan(job(Scenario(cluster=machines, workload=at(share), schedules=(schedule,), steps=_N_STEPS)))
     for _ in range(_N_ITERATIONS):
         its = at(share)
-        simulated_s = engines.simulate(plan, price(plan, machines, its), {}).makespan_s / _N_STEPS
+        trace = run(plan, price(plan, machines, its), {}, observe=WholeTrace())
+        simulated_s = trace.makespan_s / _N_STEPS
         computing_s = float(compute_s(its, machines)[0])
         exposed_s = min(simulated_s - computing_s, rate.step_s / 2)
         share *= computing_s / (rate.step_s - exposed_s)

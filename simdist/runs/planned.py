@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simdist.cost import Costs
-from simdist.cost.traffic import Traffic
+from simdist.engines.run import Live
 from simdist.plan import Plan
 from simdist.plan.delays import Delays
-from simdist.runs.building import delays, traffic
+from simdist.runs.building import delays, live_of
 from simdist.runs.run_directory import RunDirectory
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
@@ -39,6 +39,7 @@ class PlannedSchedule:
         """Return what to inject, drawn if it was not yet."""
         return delays(self.scenario) if self.delays is None else self.delays
 
-    def traffic(self) -> Traffic | None:
-        """Return what links do in the run of the scenario's seed."""
-        return traffic(self.scenario, self.costs, self.scenario.seed)
+    @property
+    def live(self) -> Live:
+        """What links do in the run of the scenario's seed."""
+        return live_of(self.scenario, self.costs)

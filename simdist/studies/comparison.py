@@ -4,6 +4,7 @@ All schedules are measured with the same injected delays of the same seeds (comm
 differences are not noise. Intervals are 95 % confidence intervals over seeds, from Student's t distribution.
 """
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, final
@@ -11,20 +12,25 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.engines import Engine
+from simdist.engines.choose import Engine
 from simdist.errors import ScenarioError, naming
+from simdist.plan.delays import Draw
 from simdist.runs.building import Built, build, in_steps
 from simdist.scenario.scenario import AnyScenario, Scenario, load
 from simdist.scenario.warnings import unstated
 from simdist.schedules import Schedule
 from simdist.settings.base import plural
 from simdist.settings.units import format_seconds
+from simdist.studies.columns import ENGINE, SCHEDULE, SPEEDUP, STEP_TIME, combined
+from simdist.studies.columns import STATES as STATE_COLUMNS
 from simdist.studies.draws import shared_delays, with_draws
 from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Simulated, ValueT, sentences, told
+from simdist.studies.facets import columns as columns_of_facets
 from simdist.studies.facets import doubts as doubts_of_facets
-from simdist.studies.measuring import TIMES_OF_DRAWS, Draw, Progress, ScheduleTimes, measure, times_of
+from simdist.studies.measuring import TIMES_OF_DRAWS, Progress, ScheduleTimes, measure, times_of
 from simdist.studies.remarks import remarks_of
 from simdist.studies.statistics import Interval, is_wide, positive_interval, ratio_interval
+from simdist.studies.tables import facets_text, table_text
 from simdist.traces.breakdown import STATES, break_down
 from simdist.traces.trace import Trace
 
@@ -35,6 +41,8 @@ if TYPE_CHECKING:
     from simdist.engines.actors import Actor
 
 _USUAL_SEEDS = 20
+_WIDTH = 120  # of sentences
+_COLUMNS = (SCHEDULE, STEP_TIME, SPEEDUP, *STATE_COLUMNS, ENGINE)
 
 
 @dataclass(frozen=True)
@@ -198,6 +206,14 @@ class Comparison(list[Row]):
             "remarks": list(self.remarks),
         }
 
+    def text(self) -> str:
+        """Return the comparison as tables, with what they do not show below; `remarks_of` the scenario are not in."""
+        facets = told(self)
+        columns = combined(_COLUMNS, columns_of_facets(self))
+        tables = [table_text(self.title, columns, [each.cells(facets) for each in self]), *facets_text(self, self.base)]
+        sentences = [textwrap.fill(f"{each}.", _WIDTH, break_on_hyphens=False) for each in self.notes]
+        return "\n\n".join([*tables, *sentences])
+
     def frame(self) -> "pd.DataFrame":
         """Return the rows as a pandas frame, see `frame`; its `attrs` have the `remarks`."""
         found = frame(self)
@@ -295,7 +311,7 @@ def frame(rows: Sequence[Row]) -> "pd.DataFrame":
     The ends of an interval such as `step_s_ci95` are two columns, `step_s_low` and `step_s_high`. Facets that say
     something add theirs.
     """
-    from simdist.studies.frames import frame_of_records
+    from simdist.studies.columns import frame_of_records
 
     facets = told(rows)
     return frame_of_records(each.cells(facets) for each in rows)

@@ -2,20 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simdist.cost import tensor_backward_s
-from simdist.engines import Delays, DelaySource, DrawnDelays, Engine, choose_engine, fast, first_exact
+from simdist.engines.choose import Engine
+from simdist.engines.observers import StepSeconds
+from simdist.engines.run import run
 from simdist.errors import UnsupportedError
-from simdist.plan.delays import no_delays
+from simdist.plan.delays import Delays, DelaySource, Draw, DrawnDelays, SeedDelays, SideBySide, SomeSeeds, no_delays
 from simdist.runs.building import Built, build, delay_sampler, job, price_of
 from simdist.scenario.scenario import Scenario
 from simdist.scenario.strict_yaml import Path
 from simdist.settings.base import unchecked_copy
-from simdist.studies.measuring import TIMES_OF_DRAWS, Draw, Progress, ScheduleTimes, measure, need_no_events
+from simdist.studies.measuring import TIMES_OF_DRAWS, Progress, ScheduleTimes, measure
 
 if TYPE_CHECKING:
     from simdist.studies.published_errors import Doubt
@@ -91,32 +94,21 @@ def with_draws(
             for i, each in enumerate(built_again)
         ]
     engine: Engine = "des" if measured.engine == "des" else "auto"
-    is_calm = quiet and _may_be_calm(scenario, [each.path for each in found])
     stated_s = measured.step_s[numbers]
 
-    def together() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        need_no_events(built)
-        if any(each.plan is not built.plan for each in built_again):
-            raise UnsupportedError("draws have other plans")
-        delays: DelaySource
-        if draw and all(each.path[:2] == _NETWORK for each in found):
-            source = draw(seeds[: len(measured.step_s)])
-            delays = source if n_draws <= len(measured.step_s) else _Chosen(source, numbers)
-        else:
-            delays = _SideBySide([delay_sampler(each, [seed]) for each, seed in zip(drawn, seeds, strict=True)])
-        return fast.step_s(built.plan, [each.costs for each in built_again], delays), stated_s
-
-    def one_by_one() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        runs = (unchecked_copy(each, seed=seed) for each, seed in zip(drawn, seeds, strict=True))
+    runs = [unchecked_copy(each, seed=seed) for each, seed in zip(drawn, seeds, strict=True)]
+    draw_all = partial(_side_by_side, runs)
+    if draw and all(each.path[:2] == _NETWORK for each in found):
+        draw_all = partial(_like_stated, draw, seeds[: len(measured.step_s)], numbers)
+    drawn_s = None if engine == "des" else _together_s(built, built_again, draw_all)
+    if drawn_s is None:
+        is_calm = quiet and _may_be_calm(scenario, [each.path for each in found])
         pairs = zip(runs, built_again, strict=True)
-        times_s = np.array([_step_s(run, each, engine, progress, is_calm=is_calm) for run, each in pairs])
-        return times_s, np.full(
-            n_draws, _step_s(scenario, built, engine, progress, is_calm=True)
-        ) if is_calm else stated_s
-
-    both_s = choose_engine("auto", by_fast=together, by_des=one_by_one) if engine == "auto" else one_by_one()
+        drawn_s = np.array([_step_s(each, its, engine, progress, is_calm=is_calm) for each, its in pairs])
+        if is_calm:
+            stated_s = np.full(n_draws, _step_s(scenario, built, engine, progress, is_calm=True))
     by_name = {each.name: at for each, at in places.items()} | {each.name: at for each, at in of_doubts.items()}
-    return replace(measured, drawn=dict(zip(TIMES_OF_DRAWS, both_s, strict=True)) | by_name)
+    return replace(measured, drawn=dict(zip(TIMES_OF_DRAWS, (drawn_s, stated_s), strict=True)) | by_name)
 
 
 def _may_be_calm(scenario: Scenario, uncertain: Sequence[Path]) -> bool:
@@ -125,57 +117,51 @@ def _may_be_calm(scenario: Scenario, uncertain: Sequence[Path]) -> bool:
     return is_drawn and not any(path[0] == _DISTURBANCES for path in uncertain)
 
 
+def _side_by_side(runs: Sequence[Scenario], places: Sequence[int]) -> DelaySource:
+    """Return the delays of some draws, each with its own scenario and seed."""
+    return SideBySide([delay_sampler(runs[place], [runs[place].seed]) for place in places])
+
+
+def _like_stated(draw: Draw, seeds: Sequence[int], numbers: NDArray[np.int64], places: Sequence[int]) -> DelaySource:
+    """Return the delays of draws that have the delays of the seeds with these numbers."""
+    source = draw(seeds)
+    return source if len(places) == len(seeds) else SomeSeeds(source, numbers[places])
+
+
+def _together_s(built: Built, draws: Sequence[Built], draw: Draw) -> NDArray[np.float64] | None:
+    """Return the seconds per step of all draws, simulated together; None if that is impossible."""
+    if built.actors or any(each.plan is not built.plan for each in draws):
+        return None
+    delays = SeedDelays(range(len(draws)), draw)
+    try:
+        return run(built.plan, [each.costs for each in draws], delays, observe=StepSeconds(), engine="fast")
+    except UnsupportedError:
+        return None
+
+
 def _step_s(scenario: Scenario, built: Built, engine: Engine, progress: Progress | None, *, is_calm: bool) -> float:
     """Return the seconds per step of one seed, by events: of one rank of each kind if that is possible.
 
     If it is calm, no rank is delayed.
     """
-    from simdist.engines import alike
 
     def draw(seeds: Sequence[int]) -> DelaySource:
         return DrawnDelays(no_delays(built.plan, n_seeds=len(seeds))) if is_calm else delay_sampler(scenario, seeds)
 
-    def by_alike() -> float:
-        return float(alike.step_s(built.plan, built.costs, draw([scenario.seed]), n_seeds=1)[0])
-
-    def measured() -> float:
-        found = measure(scenario, built, n_seeds=1, engine=engine, progress=progress, draw=draw, facets=())
-        return float(found.step_s[0])
-
-    return measured() if built.actors else first_exact(by_alike, measured)
+    if not built.actors:
+        try:
+            delays = SeedDelays([scenario.seed], draw)
+            return float(run(built.plan, built.costs, delays, observe=StepSeconds(), engine="alike")[0])
+        except UnsupportedError:
+            pass
+    found = measure(scenario, built, n_seeds=1, engine=engine, progress=progress, draw=draw, facets=())
+    return float(found.step_s[0])
 
 
 def _built_again(drawn: Scenario, scenario: Scenario, built: Built) -> Built:
     """Return a schedule with the prices of a draw, and with another plan if the draw changes it."""
     stated_s, drawn_s = (tensor_backward_s(each.workload, each.cluster) for each in (scenario, drawn))
-    may_differ = drawn.data != scenario.data or drawn_s != stated_s
+    may_differ = drawn.input.data != scenario.input.data or drawn_s != stated_s
     if may_differ and built.schedule.plan(job(drawn)).digest() != built.plan.digest():
         return replace(build(drawn, built.schedule), actors=built.actors)
     return replace(built, costs=price_of(built.plan, drawn))
-
-
-class _SideBySide:
-    """Delays of several sources, each of one seed."""
-
-    def __init__(self, sources: Sequence[DelaySource]) -> None:
-        self._sources = sources
-
-    def take(self, n_steps: int) -> Delays:
-        """Return the delays of the next `n_steps` steps."""
-        taken = [each.take(n_steps) for each in self._sources]
-        return {channel: np.concatenate([each[channel] for each in taken]) for channel in taken[0]}
-
-
-class _Chosen:
-    """Delays of some of the seeds of a source, by their numbers, which may recur."""
-
-    def __init__(self, source: DelaySource, numbers: NDArray[np.int64]) -> None:
-        self._source = source
-        self._numbers = numbers
-
-    def take(self, n_steps: int) -> Delays:
-        """Return the delays of the next `n_steps` steps, in memory with the seeds side by side."""
-        taken = self._source.take(n_steps)
-        return {
-            channel: np.moveaxis(np.moveaxis(each, 0, -1)[..., self._numbers], -1, 0) for channel, each in taken.items()
-        }

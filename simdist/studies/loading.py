@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from simdist.cost import Costs
-from simdist.engines import simulate
+from simdist.engines.observers import WholeTrace
+from simdist.engines.run import run
 from simdist.errors import naming
 from simdist.plan import LEVELS
 from simdist.runs import run_directory
@@ -177,9 +178,9 @@ def _relieved(source: PlannedSchedule) -> Costs | None:
 def _loading(source: PlannedSchedule, report: Progress | None) -> tuple[Loading, str]:
     """Return the epochs of a plan, and what is missing of its measurement."""
 
-    def progress(step: int) -> None:
+    def progress(step: int, n_steps: int) -> None:
         if report:
-            report(source.schedule.name, step, source.plan.n_steps)
+            report(source.schedule.name, step, n_steps)
 
     trace = _simulated(source, progress)
     if source.run is None or not (source.run.path / run_directory.REAL).exists():
@@ -191,13 +192,14 @@ def _loading(source: PlannedSchedule, report: Progress | None) -> tuple[Loading,
     return loading, f"{path}: only {n_steps} of {source.plan.n_steps} steps were finished" if missing else ""
 
 
-def _simulated(source: PlannedSchedule, progress: Callable[[int], None]) -> Trace:
+def _simulated(source: PlannedSchedule, progress: Callable[[int, int], None]) -> Trace:
     """Read the simulated trace of a run, or make it if there is none."""
     path = source.run.path / run_directory.SIMULATED if source.run else None
     if path and path.exists():
         return run_directory.read_trace(path, plan=source.plan)
     with naming(source.schedule.name):
-        return simulate(source.plan, source.costs, source.drawn_delays(), traffic=source.traffic(), progress=progress)
+        delays = source.drawn_delays()
+        return run(source.plan, source.costs, delays, observe=WholeTrace(), live=source.live, progress=progress)
 
 
 def _knobs_document(turned: KnobEffects) -> _Record:

@@ -1,6 +1,6 @@
 """One schedule, simulated for many seeds: seconds per step and where they go, without traces."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -8,28 +8,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.engines import Delays, DelaySource, DrawnDelays, Engine, choose_engine, fast, first_exact
-from simdist.errors import ScenarioError, UnsupportedError
-from simdist.plan.delays import no_delays
+from simdist.engines.choose import Engine
+from simdist.engines.observers import Observer, StepSeconds, WhereTimeWent
+from simdist.engines.run import Live, run
+from simdist.errors import ScenarioError
+from simdist.plan.delays import Draw, SeedDelays, no_delays
 from simdist.runs.building import Built, delay_sampler, traffic
 from simdist.scenario.scenario import Scenario
 from simdist.studies.facets import FACETS, Facet, FacetValues, Line, Simulated, ValueT
 from simdist.traces.breakdown import STATES, Breakdown, break_down
 
 if TYPE_CHECKING:
+    from simdist.engines.alike import KindsRun
+    from simdist.engines.des import EventRun
+    from simdist.engines.vector import VectorRun
     from simdist.studies.epochs import Epochs
 
 #: Called with a schedule's label, rank-steps done and rank-steps in all.
 Progress = Callable[[str, int, int], None]
 
-#: Returns the delays of seeds, from step 0 on.
-Draw = Callable[[Sequence[int]], DelaySource]
-
 #: Keys of `ScheduleTimes.drawn` that are seconds per step.
 TIMES_OF_DRAWS = ("step", "stated")
-
-_RARE = 0.5  # stragglers, in steps of all seeds for each step: up to here, simulating one rank of each kind pays
-_BATCH_VALUES = 16_384  # ranks x seeds whose vectors stay in a core's cache
 
 
 @dataclass(frozen=True)
@@ -98,58 +97,26 @@ def measure(
     """
     if n_seeds < 1:
         raise ScenarioError(f"{n_seeds} seeds; must be at least 1")
-    seeds = [scenario.seed + number for number in range(n_seeds)]
-    draw = draw or partial(delay_sampler, scenario)
-
-    def by_fast() -> ScheduleTimes:
-        need_no_events(built)
-        parts = tuple(_measure_fast(draw, built, seeds, progress))
-        return times_of(built.schedule.name, "fast", Simulated(built.plan, parts), facets)
-
-    def by_alike() -> ScheduleTimes:
-        parts = (_measure_alike(draw, built, different, progress),) * (len(seeds) // len(different))
-        return times_of(built.schedule.name, "des", Simulated(built.plan, parts), facets)
-
-    def by_des() -> ScheduleTimes:
-        measured = _measure_des(scenario, draw, built, different, progress)
-        parts, epochs = zip(*(measured * (len(seeds) // len(different))), strict=True)
-        found = tuple(each for each in epochs if each)
-        return times_of(built.schedule.name, "des", Simulated(built.plan, parts, found), facets)
-
-    different = seeds if scenario.is_random or built.actors else seeds[:1]
-    needs_events = bool(built.actors or built.plan.dataset)
-    return choose_engine(engine, by_fast=by_fast, by_alike=None if needs_events else by_alike, by_des=by_des)
+    delays = _seed_delays(scenario, n_seeds, draw)
+    observe = _Measured(scenario, built, facets)
+    live = Live(built.actors, traffic=partial(traffic, scenario, built.costs))
+    report = _reporter(progress, built) if progress else None
+    return run(built.plan, built.costs, delays, observe=observe, engine=engine, live=live, progress=report)
 
 
 def step_times_s(scenario: Scenario, built: Built, *, n_seeds: int) -> NDArray[np.float64]:
     """Return the seconds per step of one schedule for many seeds, `[n_seeds]`. This is less work than `measure`.
-
-    If stragglers are rare, ranks that are alike are simulated once. Otherwise the fast engine takes all at once.
 
     Args:
         scenario: The schedule's.
         built: The schedule.
         n_seeds: Seeds, counted up from the scenario's.
     """
-    seeds = [scenario.seed + number for number in range(n_seeds)]
-    if built.actors or built.plan.dataset:
-        return measure(scenario, built, n_seeds=n_seeds, facets=()).step_s
-    from simdist.engines import alike
-
-    drawn = delay_sampler(scenario, seeds).take(scenario.steps)
-
-    def by_alike() -> NDArray[np.float64]:
-        return alike.step_s(built.plan, built.costs, DrawnDelays(drawn), n_seeds=n_seeds, courses=built.courses)
-
-    def by_fast() -> NDArray[np.float64]:
-        return fast.step_s(built.plan, [built.costs] * n_seeds, DrawnDelays(drawn))
-
-    def by_des() -> NDArray[np.float64]:
-        return measure(scenario, built, n_seeds=n_seeds, engine="des", facets=()).step_s
-
-    if _n_unequal(drawn) <= scenario.steps * _RARE:
-        return first_exact(by_alike, by_fast, by_des)
-    return first_exact(by_fast, by_alike, by_des)
+    seeds = range(scenario.seed, scenario.seed + n_seeds)
+    drawn = SeedDelays.of(delay_sampler(scenario, seeds).take(scenario.steps))
+    delays = SeedDelays(seeds, lambda some: drawn.draw([seed - scenario.seed for seed in some]))
+    live = Live(built.actors, traffic=partial(traffic, scenario, built.costs))
+    return run(built.plan, built.costs, delays, observe=StepSeconds(), live=live, courses=built.courses)
 
 
 def calm_step_s(built: Built) -> float:
@@ -158,16 +125,9 @@ def calm_step_s(built: Built) -> float:
     Raises:
         UnsupportedError: Ranks of each kind cannot be simulated once.
     """
-    from simdist.engines import alike
-
-    delays = DrawnDelays(no_delays(built.plan))
-    return float(alike.step_s(built.plan, built.costs, delays, n_seeds=1, courses=built.courses)[0])
-
-
-def _n_unequal(drawn: Delays) -> int:
-    """Return in how many steps, over all seeds, ranks have different delays."""
-    differs = [(each != each[..., :1]).any(axis=-1) for each in drawn.values()]
-    return int(np.any(differs, axis=0).sum()) if differs else 0
+    none = no_delays(built.plan)
+    found = run(built.plan, built.costs, none, observe=StepSeconds(), engine="alike", courses=built.courses)
+    return float(found[0])
 
 
 def times_of(label: str, engine: str, simulated: Simulated, facets: Sequence[Facet[Any]] = FACETS) -> ScheduleTimes:
@@ -184,74 +144,49 @@ def times_of(label: str, engine: str, simulated: Simulated, facets: Sequence[Fac
     return ScheduleTimes(label, engine, simulated.step_s, states_s, facets=values)
 
 
-def need_no_events(built: Built) -> None:
-    """Check that the fast engine can simulate a schedule.
-
-    Raises:
-        UnsupportedError: Actors of the user need every event.
-    """
-    if built.actors:
-        raise UnsupportedError("actors need every event, and the fast engine has none: use engine='des'")
+def _seed_delays(scenario: Scenario, n_seeds: int, draw: Draw | None) -> SeedDelays:
+    seeds = [scenario.seed + number for number in range(n_seeds)]
+    return SeedDelays(seeds, draw or partial(delay_sampler, scenario), is_random=scenario.is_random)
 
 
-def _measure_fast(draw: Draw, built: Built, seeds: list[int], progress: Progress | None) -> Iterator[Breakdown]:
+class _Measured(Observer[ScheduleTimes]):
+    """Keeps where the time of a schedule goes, and its epochs if it has a data set."""
+
+    def __init__(self, scenario: Scenario, built: Built, facets: Sequence[Facet[Any]]) -> None:
+        self._scenario = scenario
+        self._built = built
+        self._facets = facets
+        self.needs_traces = built.plan.dataset is not None
+        if built.costs.shares:
+            from simdist.studies.held import steady_held
+
+            self.held = steady_held(built.plan, built.costs)
+
+    def by_vectors(self, run: "VectorRun") -> ScheduleTimes:
+        return self._times(run.name, WhereTimeWent(self.held).by_vectors(run))
+
+    def by_kinds(self, run: "KindsRun") -> ScheduleTimes:
+        return self._times(run.name, WhereTimeWent().by_kinds(run))
+
+    def by_events(self, run: "EventRun") -> ScheduleTimes:
+        from simdist.studies.epochs import find_epochs
+        from simdist.studies.held import find_held
+        from simdist.traces.reads import expected
+
+        reads = expected(run.plan) if run.plan.dataset else None
+        parts = []
+        epochs = []
+        for trace in run.traces():
+            parts.append(break_down(trace, find_held(trace, run.costs) if trace.links else None))
+            epochs += [find_epochs(trace, reads)] if reads else []
+        return self._times(run.name, tuple(parts) * run.n_repeats, tuple(epochs) * run.n_repeats)
+
+    def _times(self, engine: str, parts: Sequence[Breakdown], epochs: "Sequence[Epochs]" = ()) -> ScheduleTimes:
+        simulated = Simulated(self._built.plan, parts, epochs)
+        return times_of(self._built.schedule.name, engine, simulated, self._facets)
+
+
+def _reporter(progress: Progress, built: Built) -> Callable[[int, int], None]:
+    """Turn steps of seeds into steps of all ranks."""
     world_size = built.plan.world_size
-    batch = max(1, _BATCH_VALUES // world_size)
-    held = None
-    if built.costs.shares:
-        from simdist.studies.held import steady_held
-
-        held = steady_held(built.plan, built.costs)
-    for first in range(0, len(seeds), batch):
-        some = seeds[first : first + batch]
-        report = _reporter(progress, built, n_seeds=len(seeds), before=first, each=len(some))
-        yield fast.measure(built.plan, built.costs, draw(some), n_seeds=len(some), progress=report, held=held)
-
-
-def _measure_des(
-    scenario: Scenario, draw: Draw, built: Built, seeds: list[int], progress: Progress | None
-) -> list[tuple[Breakdown, "Epochs | None"]]:
-    found = []
-    for number, seed in enumerate(seeds):
-        report = _reporter(progress, built, n_seeds=len(seeds), before=number, each=1)
-        found.append(_measure_events(scenario, built, draw([seed]), seed, report))
-    return found
-
-
-def _measure_alike(draw: Draw, built: Built, seeds: list[int], progress: Progress | None) -> Breakdown:
-    """Simulate one rank of each kind, for all seeds."""
-    from simdist.engines import alike
-
-    report = _reporter(progress, built, n_seeds=len(seeds), before=0, each=len(seeds))
-    return alike.measure(built.plan, built.costs, draw(seeds), n_seeds=len(seeds), progress=report)
-
-
-def _measure_events(
-    scenario: Scenario, built: Built, delays: DelaySource, seed: int, progress: Callable[[int], None] | None
-) -> tuple[Breakdown, "Epochs | None"]:
-    from simdist.engines import des
-    from simdist.studies.epochs import find_epochs
-    from simdist.studies.held import find_held
-    from simdist.traces.reads import expected
-
-    drawn = delays.take(scenario.steps)
-    links = traffic(scenario, built.costs, seed)
-    trace = des.simulate(built.plan, built.costs, drawn, traffic=links, actors=built.actors, progress=progress)
-    held = find_held(trace, built.costs) if trace.links else None
-    reads = expected(built.plan) if built.plan.dataset else None
-    return break_down(trace, held), find_epochs(trace, reads) if reads else None
-
-
-def _reporter(
-    progress: Progress | None, built: Built, *, n_seeds: int, before: int, each: int
-) -> Callable[[int], None] | None:
-    """Turn steps done in one batch of seeds into rank-steps done in all."""
-    if progress is None:
-        return None
-    world_size = built.plan.world_size
-    n_steps = built.plan.n_steps
-
-    def report(step: int) -> None:
-        progress(built.schedule.name, world_size * (before * n_steps + each * step), world_size * n_seeds * n_steps)
-
-    return report
+    return lambda done, total: progress(built.schedule.name, world_size * done, world_size * total)

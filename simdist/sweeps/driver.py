@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -73,10 +73,12 @@ Progress = Callable[[SweepProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Swept:
     """Outcome of a sweep.
 
     Args:
+        name: Name of the sweep.
+        folder: Where its rows are.
         n_points: Points of the sweep.
         n_rows: Rows of the sweep: a schedule of a point each. Rows that are equal are computed once.
         n_new: Rows that were computed now.
@@ -84,26 +86,50 @@ class Outcome:
         damaged: Lines of the rows that were there, from 1, which were torn or damaged and left out.
     """
 
+    name: str
+    folder: Path
     n_points: int
     n_rows: int
     n_new: int
     n_failed: int
     damaged: tuple[int, ...] = ()
 
+    def document(self) -> dict[str, object]:
+        """Return the outcome as JSON.
 
-def run(
-    sweep: Sweep,
+        Columns:
+            sweep (str): Its name.
+            points (int): Scenarios: combinations of the varied values.
+            rows (int): Points x schedules.
+            new (int): Rows that this command computed.
+            failed (int): Rows that failed.
+            path (str): Folder of the rows.
+            runs (int): Only with `--plans`: run directories written.
+        """
+        return {"sweep": self.name, **self._counts(), "path": str(self.folder)}
+
+    def text(self) -> str:
+        """Return the outcome, and what shows its rows."""
+        summary = ", ".join(f"{n:,} {name}" for name, n in self._counts().items())
+        return f"{self.name}: {summary}\nnext: simdist results {self.folder}"
+
+    def _counts(self) -> dict[str, int]:
+        return {"points": self.n_points, "rows": self.n_rows, "new": self.n_new, "failed": self.n_failed}
+
+
+def sweep(
+    what: Sweep,
     folder: str | Path,
     *,
     workers: Workers | None = None,
     retry: bool = False,
     progress: Progress | None = None,
     grace_s: float = _GRACE_S,
-) -> Outcome:
+) -> Swept:
     """Compute the rows of a sweep that are not in its folder yet.
 
     Args:
-        sweep: The sweep to compute.
+        what: The sweep to compute.
         folder: Where results are appended; see `simdist.jobs.store`.
         workers: Where to compute; a process for each core if None: each imports the script that calls this, which
             must then do so under `if __name__ == "__main__":`. The caller closes those that it gives.
@@ -118,9 +144,9 @@ def run(
     """
     if workers is None:
         with LocalPool(n_cores()) as pool:
-            return run(sweep, folder, workers=pool, retry=retry, progress=progress, grace_s=grace_s)
+            return sweep(what, folder, workers=pool, retry=retry, progress=progress, grace_s=grace_s)
     with Store(Path(folder)) as store:
-        return _Driver(sweep, store, workers, progress, grace_s).run(retry=retry)
+        return _Driver(what, store, workers, progress, grace_s).run(retry=retry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,17 +181,16 @@ class _Driver:
         self._late: set[Future[FinishedBatch]] = set()
         self._task_s = 0.0  # a running mean; 0 until the first batch is back
         self._n_points_left = sweep.n_points
-        self._n_keys = self._n_done = self._n_failed = self._n_new = 0
+        self._rows = SweepProgress("rows", 0, 0)
 
-    def run(self, *, retry: bool) -> Outcome:
+    def run(self, *, retry: bool) -> Swept:
         damaged: list[int] = []
         done = {key: failed for key, failed in self._store.done(damaged).items() if not (retry and failed)}
         design = _Design([], array("L"))
         self._store.design(self._lines(design))
         keys = set(design.keys)
-        self._n_keys = len(keys)
-        self._n_done = sum(key in done for key in keys)
-        self._n_failed = sum(done.get(key, False) for key in keys)
+        n_done = sum(key in done for key in keys)
+        self._rows = SweepProgress("rows", n_done, len(keys), n_failed=sum(done.get(key, False) for key in keys))
         self._tasks = self._missing(design, keys - done.keys())
         self._report()
         try:
@@ -175,7 +200,15 @@ class _Driver:
             for future in self._underway:
                 future.cancel()
         self._store.arrange(design.keys)
-        return Outcome(self._sweep.n_points, len(design.keys), self._n_new, self._n_failed, tuple(damaged))
+        return Swept(
+            self._sweep.name,
+            self._store.folder,
+            self._sweep.n_points,
+            len(design.keys),
+            self._rows.n_new,
+            self._rows.n_failed,
+            tuple(damaged),
+        )
 
     def _lines(self, design: _Design) -> Iterator[dict[str, Any]]:
         """Yield the lines of the design, and note which rows there are."""
@@ -342,13 +375,16 @@ class _Driver:
     def _save(self, records: list[Record]) -> None:
         if records:
             self._store.append([record.line for record in records])
-            self._n_new += len(records)
-            self._n_done += len(records)
-            self._n_failed += sum(record.failed for record in records)
+            self._rows = replace(
+                self._rows,
+                n_new=self._rows.n_new + len(records),
+                n_done=self._rows.n_done + len(records),
+                n_failed=self._rows.n_failed + sum(record.failed for record in records),
+            )
 
     def _report(self) -> None:
         if self._progress:
-            self._progress(SweepProgress("rows", self._n_done, self._n_keys, self._n_new, self._n_failed))
+            self._progress(self._rows)
 
 
 def _header(sweep: Sweep) -> dict[str, Any]:

@@ -34,10 +34,11 @@ _COUNTS = ("point", "seeds")
 #: The folder for run directories in the folder of a sweep: RUNS/POINT/LABEL.
 RUNS = "runs"
 
+_UNIT = re.compile(r"_(per_s|s|Bps|nbytes)$")
 _DRAWN = re.compile(r"(\d+\.\d{4,})(?=\s|%|[A-Za-z]|$)")
 
 #: Columns that stand only in tables that have something in them, as those of facets.
-OPTIONAL = frozenset({"folder", "case", "run", "error_ratio"})
+_OPTIONAL = frozenset({"folder", "case", "run", "error_ratio"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class Table:
 
     def frame(self) -> "pd.DataFrame":
         """Return the results as a pandas frame, with the columns of `values_of`."""
-        return frame_of(columns(self))
+        return _frame_of(columns(self))
 
     def plot(self) -> "Figure":
         """Draw the speed-ups over the first varied number, with their intervals."""
@@ -205,7 +206,7 @@ def columns(table: Table) -> Columns:
     """Return the columns of a table, each with a value for every row."""
     nothing = ResultRow("", "", {}, "simulated", "", "", 0)  # its row has the names of all columns
     rows = [values_of(each, table.varied) for each in (nothing, *table.results)]
-    left_out = OPTIONAL.union(*(facet.names for facet in facets.FACETS)) - table.extras
+    left_out = _OPTIONAL.union(*(facet.names for facet in facets.FACETS)) - table.extras
     return {name: [row[name] for row in rows[1:]] for name in rows[0] if name not in left_out}
 
 
@@ -260,7 +261,7 @@ def values_of(result: ResultRow, varied: Sequence[str]) -> dict[str, object]:
     }
 
 
-def frame_of(columns: Columns) -> "pd.DataFrame":
+def _frame_of(columns: Columns) -> "pd.DataFrame":
     """Return a frame: numbers as int64 or float64 with NaN where there is none, truth values as bool, others as str."""
     require("pandas", extra="tables", what="a frame of results")
     import pandas as pd
@@ -305,6 +306,26 @@ def shown_text(choice: Choice) -> str:
     ('1.459 GB/s', '0.002573')
     """
     return _DRAWN.sub(lambda match: f"{float(match[1]):.4g}", written_text(choice))
+
+
+def short_names(columns: Sequence[str]) -> list[str]:
+    """Return the last parts of columns, as few as tell them apart, without units.
+
+    >>> short_names(["cluster.fabric.latency_s", "cluster.network.latency_s", "cluster.nodes", "schedules[1].period"])
+    ['fabric.latency', 'network.latency', 'nodes', 'schedules[1].period']
+    """
+    return [_short_name(column, [other for other in columns if other != column]) for column in columns]
+
+
+def _short_name(column: str, others: Sequence[str]) -> str:
+    parts = column.split(".")
+    for count in range(1, len(parts) + 1):
+        tail = ".".join(parts[-count:])
+        is_alone = not any(f".{other}".endswith(f".{tail}") for other in others)
+        of_item = count == 1 and len(parts) > 1 and parts[-2].endswith("]")  # a period is a period of something
+        if is_alone and not of_item:
+            break
+    return _UNIT.sub("", tail)
 
 
 def source_text(source: Source) -> str:

@@ -5,7 +5,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from simdist.engines import des, fast
+from simdist.engines.observers import WholeTrace
+from simdist.engines.run import run
 from simdist.errors import SimdistError, UnsupportedError
 from simdist.plan import Channel
 from simdist.runs.building import Built, delays
@@ -72,10 +73,10 @@ def engines_agree(scenario: Scenario, built: Built) -> None:
         AssertionError: The engines differ, or the run takes no time.
     """
     drawn = delays(scenario)
-    reference = des.simulate(built.plan, built.costs, drawn)
+    reference = run(built.plan, built.costs, drawn, observe=WholeTrace(), engine="des")
     assert reference.makespan_s > 0, "the run takes no time"
     try:
-        at_once = fast.simulate(built.plan, built.costs, drawn)
+        at_once = run(built.plan, built.costs, drawn, observe=WholeTrace(), engine="fast")
     except UnsupportedError:
         return
     difference_s = float(np.nanmax(np.abs(reference.difference_s(at_once))))

@@ -52,7 +52,7 @@ _MOST_SEEN = 512  # keys of instances that may come again
 _MOST_REPETITIONS = 64  # kept, with all that is open after them
 
 
-class Observer(Protocol):
+class Collector(Protocol):
     """Receives the times of each instance, in program order, each `[world_size, n_seeds]` or packed.
 
     Packed times `[n, n_seeds]` are those of n blocks of ranks, which follow one another and are alike: see `unpacked`.
@@ -196,7 +196,7 @@ class _Open:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Moment:
     """What the instances to come need to know of those before.
 
@@ -214,6 +214,17 @@ class _Moment:
     last_end_s: dict[str, _Times]
     open: _Open
 
+    def copy(self) -> "_Moment":
+        """Return the same moment, with collections of its own."""
+        return _Moment(self.compute_end_s, self.queued_s, self.has_several, dict(self.last_end_s), self.open.copy())
+
+    def turn(self, by_s: _Times, n_instances: int) -> None:
+        """Count times and instances from later ones on."""
+        self.compute_end_s = self.compute_end_s - by_s
+        self.queued_s = self.queued_s - by_s
+        self.last_end_s = {name: end_s - by_s for name, end_s in self.last_end_s.items()}
+        self.open = self.open.later(by_s, n_instances)
+
     def digest(self) -> bytes:
         """Return what tells it from other moments."""
         parts: list[object] = [self.has_several, self.compute_end_s, self.queued_s]
@@ -228,6 +239,17 @@ class _Moment:
         for part in parts:
             found.update(part.tobytes() if isinstance(part, np.ndarray) else f"{part};".encode())
         return found.digest()
+
+
+class _Totals:
+    """Seconds of the gaps of the compute stream, and of what they are lost to, `[world_size, n_seeds]`."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.gap_s, self.comm_s, self.wait_s, self.io_s = (np.zeros(shape) for _ in range(4))
+
+    @property
+    def all(self) -> tuple[_Times, _Times, _Times, _Times]:
+        return self.gap_s, self.comm_s, self.wait_s, self.io_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,12 +272,8 @@ class Attribution:
         self._held = held
         self._links_s: dict[str, _Times] = {}
         shape = (world_size, n_seeds)
-        self._gap_s, self._comm_s, self._wait_s, self._io_s = (np.zeros(shape) for _ in range(4))
-        self._compute_end_s: _Times = np.zeros(shape)
-        self._queued_s: _Times = np.full(shape, -np.inf)
-        self._has_several = False
-        self._last_end_s: dict[str, _Times] = {}  # by name of the lane
-        self._open = _Open()
+        self._totals = _Totals(shape)
+        self._now = _Moment(np.zeros(shape), np.full(shape, -np.inf), has_several=False, last_end_s={}, open=_Open())
         n_values = world_size * n_seeds
         self._batch = _BATCH_VALUES // n_values if 0 < n_values <= _SMALL else 0
         self._gaps: list[tuple[_Times, _Times]] = []  # begin and end
@@ -267,35 +285,42 @@ class Attribution:
     def add(self, index: int, template: Template, ready_s: _Times, start_s: _Times, end_s: _Times) -> None:
         """Take the times of the next instance."""
         lane = template.lane
-        if lane.kind == "comm" and lane.name != COMM.name and not self._has_several and COMM.name in self._last_end_s:
-            self._queued_s = unpacked(self._last_end_s[COMM.name], len(self._gap_s))  # before there were several lanes
-        self._last_end_s[lane.name] = end_s
-        n_ranks = len(self._gap_s)
+        if (
+            lane.kind == "comm"
+            and lane.name != COMM.name
+            and not self._now.has_several
+            and COMM.name in self._now.last_end_s
+        ):
+            self._now.queued_s = unpacked(
+                self._now.last_end_s[COMM.name], len(self._totals.gap_s)
+            )  # before there were several lanes
+        self._now.last_end_s[lane.name] = end_s
+        n_ranks = len(self._totals.gap_s)
         is_packed = len(ready_s) != n_ranks or len(start_s) != n_ranks or len(end_s) != n_ranks
         if is_packed and (
-            lane.kind != "comm" or self._has_several or lane.name != COMM.name or self._batch or self._held
+            lane.kind != "comm" or self._now.has_several or lane.name != COMM.name or self._batch or self._held
         ):
             ready_s, start_s, end_s = (unpacked(each, n_ranks) for each in (ready_s, start_s, end_s))
         if lane.kind == "compute":
             if template.after or not self._on_time:
                 self._cut(start_s)
-                if self._open.collectives or self._open.loads or self._open.saves or self._open.held:
+                if self._now.open.collectives or self._now.open.loads or self._now.open.saves or self._now.open.held:
                     self._close({index - back for back in template.after}, start_s)
-            self._compute_end_s = end_s
+            self._now.compute_end_s = end_s
         elif lane.kind == "comm":
-            self._has_several = self._has_several or lane.name != COMM.name
-            if self._has_several:  # besides others: only the part beyond them
-                beyond_s = self._queued_s
-                self._queued_s = np.maximum(beyond_s, end_s)
+            self._now.has_several = self._now.has_several or lane.name != COMM.name
+            if self._now.has_several:  # besides others: only the part beyond them
+                beyond_s = self._now.queued_s
+                self._now.queued_s = np.maximum(beyond_s, end_s)
                 ready_s, start_s, end_s = (np.maximum(at_s, beyond_s) for at_s in (ready_s, start_s, end_s))
-            self._open.collectives.append(_Collective(index, ready_s, start_s, end_s))
+            self._now.open.collectives.append(_Collective(index, ready_s, start_s, end_s))
         elif lane.kind == "io":
-            self._open.loads.append((start_s, end_s))
+            self._now.open.loads.append((start_s, end_s))
         elif lane.kind == "save":
-            self._open.saves.append((start_s, end_s))
+            self._now.open.saves.append((start_s, end_s))
         if self._held and lane.kind not in ("host", "compute"):
             for name, seconds in self._held(index, template):
-                self._open.held.append((name, lane.kind, np.maximum(end_s - seconds, start_s), end_s))
+                self._now.open.held.append((name, lane.kind, np.maximum(end_s - seconds, start_s), end_s))
 
     def turn(self, by_s: _Times, n_instances: int) -> None:
         """Count times from a later moment on, and instances from a later one on.
@@ -306,10 +331,7 @@ class Attribution:
         """
         self._add_up()
         self._begin_s = self._begin_s + by_s
-        self._compute_end_s = self._compute_end_s - by_s
-        self._queued_s = self._queued_s - by_s
-        self._last_end_s = {name: end_s - by_s for name, end_s in self._last_end_s.items()}
-        self._open = self._open.later(by_s, n_instances)
+        self._now.turn(by_s, n_instances)
 
     def repeat(self, key: Hashable, add: Callable[[], None]) -> None:
         """Take instances that may have come before. If they did, after an equal moment, they add as much.
@@ -325,13 +347,13 @@ class Attribution:
             add()
             return
         self._add_up()
-        whole = key, self._moment().digest()
+        whole = key, self._now.digest()
         known = self._known.get(whole)
-        totals_s = self._gap_s, self._comm_s, self._wait_s, self._io_s
+        totals_s = self._totals.all
         if known is not None:
             for total_s, added_s in zip(totals_s, known.added_s, strict=True):
                 total_s += added_s
-            self._continue(known.after)
+            self._now = known.after.copy()
             return
         before_s = [total_s.copy() for total_s in totals_s]
         add()
@@ -339,59 +361,50 @@ class Attribution:
         if len(self._known) >= _MOST_REPETITIONS:
             self._known.clear()
         added = tuple(total_s - earlier_s for total_s, earlier_s in zip(totals_s, before_s, strict=True))
-        self._known[whole] = _Added(added, self._moment())
-
-    def _moment(self) -> _Moment:
-        last_end_s = dict(self._last_end_s)
-        return _Moment(self._compute_end_s, self._queued_s, self._has_several, last_end_s, self._open.copy())
-
-    def _continue(self, at: _Moment) -> None:
-        self._compute_end_s = at.compute_end_s
-        self._queued_s = at.queued_s
-        self._has_several = at.has_several
-        self._last_end_s = dict(at.last_end_s)
-        self._open = at.open.copy()
+        self._known[whole] = _Added(added, self._now.copy())
 
     def finish(self, n_steps: int) -> Breakdown:
         """Return the totals, after the last instance."""
         self.turn(-self._begin_s, 0)
-        finish_s = self._compute_end_s
-        for end_s in self._last_end_s.values():
+        finish_s = self._now.compute_end_s
+        for end_s in self._now.last_end_s.values():
             finish_s = np.maximum(finish_s, unpacked(end_s, len(finish_s)))
         makespan_s = finish_s.max(axis=0)
         self._add_up()
-        compute_s = np.maximum(self._compute_end_s - self._gap_s, 0.0)  # rounding can leave -1e-18, as for the host
+        compute_s = np.maximum(
+            self._now.compute_end_s - self._totals.gap_s, 0.0
+        )  # rounding can leave -1e-18, as for the host
         self._cut(finish_s)
         self._add_up()
-        host_s = self._gap_s - self._comm_s - self._wait_s - self._io_s
+        host_s = self._totals.gap_s - self._totals.comm_s - self._totals.wait_s - self._totals.io_s
         return Breakdown(
             n_steps=n_steps,
             makespan_s=makespan_s,
             compute_s=compute_s,
-            comm_s=self._comm_s,
-            wait_s=self._wait_s + (makespan_s - finish_s),
-            io_s=self._io_s,
+            comm_s=self._totals.comm_s,
+            wait_s=self._totals.wait_s + (makespan_s - finish_s),
+            io_s=self._totals.io_s,
             host_s=np.maximum(host_s, 0.0),
             links_s=self._links_s,
         )
 
     def _cut(self, next_s: _Times) -> None:
         """Distribute the gap from the end of the last compute operation to `next_s`."""
-        begin_s = self._compute_end_s
+        begin_s = self._now.compute_end_s
         if self._batch:
-            self._overlaps += [(len(self._gaps), each) for each in self._open.collectives]
+            self._overlaps += [(len(self._gaps), each) for each in self._now.open.collectives]
             self._gaps.append((begin_s, next_s))
             if len(self._gaps) + len(self._overlaps) >= self._batch:
                 self._add_up()
         else:
-            self._gap_s += next_s - begin_s
+            self._totals.gap_s += next_s - begin_s
             self._cut_collectives(begin_s, next_s)
-        for start_s, end_s in self._open.loads:
-            self._cut_transfer(_clip(start_s, begin_s, next_s), _clip(end_s, begin_s, next_s), self._io_s)
-        for start_s, end_s in self._open.saves:
-            self._cut_save(_clip(start_s, begin_s, next_s), _clip(end_s, begin_s, next_s), self._io_s)
-        for name, kind, start_s, end_s in self._open.held:
-            total_s = self._links_s.setdefault(name, np.zeros_like(self._gap_s))
+        for start_s, end_s in self._now.open.loads:
+            self._cut_transfer(_clip(start_s, begin_s, next_s), _clip(end_s, begin_s, next_s), self._totals.io_s)
+        for start_s, end_s in self._now.open.saves:
+            self._cut_save(_clip(start_s, begin_s, next_s), _clip(end_s, begin_s, next_s), self._totals.io_s)
+        for name, kind, start_s, end_s in self._now.open.held:
+            total_s = self._links_s.setdefault(name, np.zeros_like(self._totals.gap_s))
             start_s = _clip(start_s, begin_s, next_s)
             end_s = _clip(end_s, begin_s, next_s)
             if kind == "comm":
@@ -405,7 +418,7 @@ class Attribution:
         """Distribute a gap over collectives, without unpacking their times. Most lie before the gap, or within it."""
         n_ranks, n_seeds = begin_s.shape
         of_blocks: dict[int, tuple[_Times, _Times, _Times]] = {}  # first and last begin, first end of the gap
-        for each in self._open.collectives:
+        for each in self._now.open.collectives:
             n_blocks = len(each.end_s)
             if n_blocks not in of_blocks:
                 begins_s, nexts_s = (at_s.reshape(n_blocks, -1, n_seeds) for at_s in (begin_s, next_s))
@@ -420,20 +433,20 @@ class Attribution:
             else:
                 gap_begin_s, gap_end_s = (at_s.reshape(n_blocks, -1, n_seeds) for at_s in (begin_s, next_s))
                 wait_s, comm_s = _cut_out(gap_begin_s, gap_end_s, ready_s, start_s, over_s)
-            for total_s, part_s in ((self._wait_s, wait_s), (self._comm_s, comm_s)):
+            for total_s, part_s in ((self._totals.wait_s, wait_s), (self._totals.comm_s, comm_s)):
                 in_blocks = total_s.reshape(n_blocks, -1, n_seeds)
                 in_blocks += part_s
 
     def _cut_save(self, free_s: _Times, end_s: _Times, total_s: _Times) -> None:
         """Add the part of a save that neither loads nor collectives cover."""
-        for load_start_s, load_end_s in self._open.loads:
+        for load_start_s, load_end_s in self._now.open.loads:
             self._cut_transfer(free_s, _clip(load_start_s, free_s, end_s), total_s)
             free_s = _clip(load_end_s, free_s, end_s)
         self._cut_transfer(free_s, end_s, total_s)
 
     def _cut_transfer(self, free_s: _Times, end_s: _Times, total_s: _Times) -> None:
         """Add the part of a span that no collective covers, piece by piece; a difference of sums can be below 0."""
-        for each in self._open.collectives:
+        for each in self._now.open.collectives:
             ready_s, over_s = (unpacked(at_s, len(total_s)) for at_s in (each.ready_s, each.end_s))
             total_s += _clip(ready_s, free_s, end_s) - free_s
             free_s = _clip(over_s, free_s, end_s)
@@ -443,30 +456,30 @@ class Attribution:
         """Add the gaps of a batch, and the parts that collectives cover, to the totals, in their order."""
         if not self._gaps:
             return
-        stacked = partial(_stacked, shape=self._gap_s.shape)
+        stacked = partial(_stacked, shape=self._totals.gap_s.shape)
         begin_s, next_s = map(stacked, zip(*self._gaps, strict=True))
-        _add_in_order(self._gap_s, next_s - begin_s)
+        _add_in_order(self._totals.gap_s, next_s - begin_s)
         if self._overlaps:
             gaps = [number for number, _ in self._overlaps]
             rows = [each.times_s for _, each in self._overlaps]
             wait_s, comm_s = _cut_out(begin_s[gaps], next_s[gaps], *map(stacked, zip(*rows, strict=True)))
-            _add_in_order(self._wait_s, wait_s)
-            _add_in_order(self._comm_s, comm_s)
+            _add_in_order(self._totals.wait_s, wait_s)
+            _add_in_order(self._totals.comm_s, comm_s)
         self._gaps = []
         self._overlaps = []
 
     def _close(self, after: set[int], start_s: _Times) -> None:
         """Drop operations that ended before the compute operation that waited for `after` starts."""
-        awaited = max((each.index for each in self._open.collectives if each.index in after), default=-1)
-        if not self._has_several:
-            self._open.collectives = [each for each in self._open.collectives if each.index > awaited]
-        if self._has_several or len(self._open.collectives) > _MANY:
-            self._open.collectives = [
-                each for each in self._open.collectives if (unpacked(each.end_s, len(start_s)) > start_s).any()
+        awaited = max((each.index for each in self._now.open.collectives if each.index in after), default=-1)
+        if not self._now.has_several:
+            self._now.open.collectives = [each for each in self._now.open.collectives if each.index > awaited]
+        if self._now.has_several or len(self._now.open.collectives) > _MANY:
+            self._now.open.collectives = [
+                each for each in self._now.open.collectives if (unpacked(each.end_s, len(start_s)) > start_s).any()
             ]
-        self._open.loads = [each for each in self._open.loads if (each[1] > start_s).any()]
-        self._open.saves = [each for each in self._open.saves if (each[1] > start_s).any()]
-        self._open.held = [each for each in self._open.held if (each[-1] > start_s).any()]
+        self._now.open.loads = [each for each in self._now.open.loads if (each[1] > start_s).any()]
+        self._now.open.saves = [each for each in self._now.open.saves if (each[1] > start_s).any()]
+        self._now.open.held = [each for each in self._now.open.held if (each[-1] > start_s).any()]
 
 
 def side_by_side(seeds: Sequence[Breakdown]) -> Breakdown:

@@ -22,21 +22,31 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from typing import Any
 
 import numpy as np
 
 from simdist.errors import ScenarioError
+from simdist.learning.answer import learning_document, learning_text
 from simdist.learning.curves import Target
-from simdist.learning.summary import Learned, learn, learned_row
+from simdist.learning.summary import Learned, learned_row, sentences, train_schedules
 from simdist.learning.timing import TimedSchedule, timed
 from simdist.learning.training import TaskSetting, Trainer
 from simdist.plan import Plan
 from simdist.scenario import Scenario
-from simdist.settings.base import unchecked_copy
+from simdist.settings.base import picked, plural, unchecked_copy
 from simdist.tuning.constraints import broken
 from simdist.tuning.evaluating import front
 from simdist.tuning.tuning import TuneOptions, simulate_candidates
-from simdist.tuning.verdict import Outcome, factor_text, nothing_keeps, staying, surely_gains
+from simdist.tuning.verdict import (
+    Outcome,
+    entry,
+    factor_text,
+    lines_of_scenario,
+    nothing_keeps,
+    staying,
+    surely_gains,
+)
 
 _SHARES = (1 / 8, 1 / 3, math.inf)  # of the fastest run, per rung
 _KEPT = 3  # one in this many goes on
@@ -54,6 +64,9 @@ class Raced:
     """Result of a search by time to a target.
 
     Args:
+        scenario: The scenario to tune, as the user wrote it.
+        target: The target.
+        task: The task, and its training settings.
         finalists: Trained with fresh seeds. The baseline is first, the others follow in their order in the search.
         winner: The schedule to change to; None: stay with the baseline.
         outcome: See `simdist.tuning.verdict`.
@@ -64,6 +77,9 @@ class Raced:
         n_steps: Steps that the search trained.
     """
 
+    scenario: Scenario
+    target: Target
+    task: TaskSetting
     finalists: tuple[Learned, ...]
     winner: Learned | None
     outcome: Outcome
@@ -72,6 +88,77 @@ class Raced:
     n_entrants: int
     n_fell: int
     n_steps: int
+
+    def document(self) -> dict[str, Any]:
+        """Return the search as JSON.
+
+        Columns:
+            verdict (str): What to do, in a sentence.
+            outcome (str): `change`, `stay` or `unsure`.
+            n_entrants (int): Candidates with their learning rates, without those that learn the same as a faster one.
+            n_steps (int): Steps that the search trained, in all rungs.
+            entries (str or null): Schedule to change to, and other changes, as in a scenario. `null`: stay.
+            n_fell (int): Candidates that were eliminated before another one had reached the target.
+            n_exhaustive_steps (int): Steps of training all candidates to the end.
+        """
+        base = self.finalists[0]
+        about = {
+            "scenario": self.scenario.name,
+            "baseline": base.label,
+            "verdict": self.sentence,
+            "entries": self._entries(),
+            "n_exhaustive_steps": self._n_exhaustive_steps,
+            **picked(self, "outcome", "n_entrants", "n_fell", "n_steps"),
+        }
+        fell = f"given up early, so perhaps sooner: {self.n_fell:,} of {self.n_entrants:,} candidates"
+        front = "*: no other finalist is there sooner and better in the end"
+        notes = sentences(self.finalists, base, self.target)
+        said = [self.sentence, *([fell] if self.n_fell else []), *notes, front]
+        rows = [self._record(number) for number in range(len(self.finalists))]
+        return learning_document(
+            about, self.finalists, rows, said, title=self._title(), task=self.task, target=self.target
+        )
+
+    def text(self) -> str:
+        """Return the search as a table, with sentences about it, and the winner as a scenario has it."""
+        return learning_text(self.document())
+
+    @property
+    def _n_exhaustive_steps(self) -> int:
+        return self.n_entrants * self.scenario.steps
+
+    def _record(self, number: int) -> dict[str, Any]:
+        """Return a finalist as JSON.
+
+        Columns:
+            front (str): `*` if no finalist beats it in time to the target and in the final metric.
+            entry (str): The line for `schedules` of a scenario.
+        """
+        finalist = self.finalists[number]
+        front = "*" if number in self.on_front else ""
+        row = learned_row(finalist, self.finalists[0], self.target)
+        return row | {"front": front, "entry": entry(finalist.timed.schedule)}
+
+    def _title(self) -> str:
+        base = self.finalists[0]
+        scenario = self.scenario
+        tried = f"{self.n_entrants:,} {plural(self.n_entrants, 'candidate')} trained for {self.n_steps:,} steps"
+        share = f"{self.n_steps / self._n_exhaustive_steps:.0%} of all for {scenario.steps:,}"
+        again = f"finalists again with {len(base.curves)} other seeds"
+        ranks = f"{scenario.cluster.world_size:,} ranks"
+        return f"{scenario.name}: {ranks}; {tried}, {share}; {again}; speed-up over {base.label}"
+
+    def _entries(self) -> str | None:
+        """Return the lines that a scenario takes, and a comment where the learning rate is another one."""
+        if self.winner is None:
+            return None
+        its = self.winner.timed
+        own = self.finalists[0].timed.scenario.checkpoint
+        saved = its.scenario.checkpoint
+        lines = lines_of_scenario(self.scenario, its.schedule, its.scenario.workload.micro_batches, saved, own=own)
+        if its.lr_factor == 1:
+            return lines
+        return f"{lines}\n# with {its.lr_factor:g} times the learning rate of the task"
 
 
 def race(
@@ -172,7 +259,7 @@ def tune_to_target(
     n = len(entrants)
     n_all = len(entrants) * scenario.steps
     trainer.say(f"{n:,} candidates: the search trains a third of {n_all:,} steps, more if they are few; then finalists")
-    train = partial(learn, task=task, trainer=trainer)
+    train = partial(train_schedules, task=task, trainer=trainer)
     order, rated, n_fell = race(entrants, train, target, every=task.evaluate_every, n_base=len(lr_factors))
     n_steps = trainer.n_steps
     seed = scenario.seed + wanted.n_search_seeds
@@ -184,10 +271,12 @@ def tune_to_target(
         for each in finals
     ]
     again = [replace(one, lr_factor=each.lr_factor) for one, each in zip(again, finals, strict=True)]
-    learned = learn(again, task, trainer)
+    learned = train_schedules(again, task, trainer)
     points = [(each.to_target(target)[1].mean(), -target.sign * each.values(target)[:, -1].mean()) for each in learned]
     on_front = tuple(number for number in front(points) if math.isfinite(points[number][0]))
-    return Raced(tuple(learned), *_verdict(learned, target), on_front, len(entrants), n_fell, n_steps)
+    return Raced(
+        scenario, target, task, tuple(learned), *_verdict(learned, target), on_front, len(entrants), n_fell, n_steps
+    )
 
 
 def simulate_entrants(

@@ -5,9 +5,8 @@ seen. Only the second numbers are reported as results.
 """
 
 import math
-from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,24 +18,21 @@ from simdist.scenario import AnyScenario, Scenario, load
 from simdist.schedules import Schedule, Sync
 from simdist.settings.base import plural
 from simdist.settings.units import format_nbytes
-from simdist.studies import comparison, measuring
+from simdist.studies import measuring
 from simdist.studies.comparison import find_baseline, find_label
 from simdist.studies.draws import with_draws
 from simdist.studies.measuring import ScheduleTimes
-from simdist.studies.resampling import Runs, longest_period, runs_of
+from simdist.studies.resampling import longest_period, runs_of
+from simdist.tuning.answer import Searched, Tuned
 from simdist.tuning.candidates import Candidate, Extras
 from simdist.tuning.constraints import Constraints, broken
-from simdist.tuning.evaluating import Evaluated, Evaluator, Finalist, finalists, measure_finalists
+from simdist.tuning.evaluating import Evaluated, Evaluator, finalists, measure_finalists
 from simdist.tuning.searching import search
 from simdist.tuning.space import Progress, space
-from simdist.tuning.verdict import Verdict, verdict
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+from simdist.tuning.verdict import verdict
 
 #: Up to this many candidates are all tried, unless the user sets another number.
-MOST_EXHAUSTIVE = 200
+_MOST_EXHAUSTIVE = 200
 
 _SEEDS = 20
 _SEEDS_OF_A_RECORDING = 200
@@ -74,69 +70,7 @@ class TuneOptions:
 
     def budget(self, n_candidates: int) -> int | None:
         """Return the number of candidates to evaluate; None: all."""
-        return None if n_candidates <= (self.evaluations or MOST_EXHAUSTIVE) else self.evaluations or _EVALUATIONS
-
-
-@dataclass(frozen=True)
-class Searched:
-    """Result of the first part of a search: candidates, simulated with the seeds of the search.
-
-    Args:
-        runs: The runs of the simulation.
-        baseline: The schedule that they are compared with.
-        evaluated: Different plans, including the baseline if it is a candidate.
-        nearest: If neither a candidate nor the baseline keeps to the constraints, the candidate that exceeds one least.
-        n_candidates: Legal candidates that keep to the constraints on exchanges.
-        excluded: Number of candidates that each constraint excluded.
-        n_illegal: Number of candidates that the schedules or the scenario refused.
-    """
-
-    runs: Runs
-    baseline: Evaluated
-    evaluated: tuple[Evaluated, ...]
-    nearest: Evaluated | None
-    n_candidates: int
-    excluded: Counter[str]
-    n_illegal: int
-
-    @property
-    def n_evaluated(self) -> int:
-        """Number of different plans that were simulated."""
-        return len(self.evaluated)
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """Result of a search.
-
-    Args:
-        runs: The runs of the finalists.
-        finalists: The finalists, including the baseline; the fastest first.
-        verdict: Whether to change, and why.
-        search: Results of the search.
-        per: Unit of times: seconds per step, or per micro-batch.
-    """
-
-    runs: Runs
-    finalists: tuple[Finalist, ...]
-    verdict: Verdict
-    search: Searched
-    per: Literal["step", "micro-batch"] = "step"
-
-    def frame(self) -> "pd.DataFrame":
-        """Return a row per finalist, with the columns of `simdist.studies.comparison.frame`, the fastest first."""
-        return comparison.frame([each.row for each in self.finalists])
-
-    def plot(self) -> "Figure":
-        """Draw the speed-ups of the finalists, and where their step time goes."""
-        from simdist import plot
-
-        return plot(self)
-
-    def _repr_html_(self) -> str:
-        from simdist import html_of
-
-        return html_of(self)
+        return None if n_candidates <= (self.evaluations or _MOST_EXHAUSTIVE) else self.evaluations or _EVALUATIONS
 
 
 def simulate_candidates(scenario: Scenario, wanted: TuneOptions, *, progress: Progress | None = None) -> Searched:
@@ -152,7 +86,7 @@ def simulate_candidates(scenario: Scenario, wanted: TuneOptions, *, progress: Pr
             is limited but counted in part only, or the budget is too small for all without Optuna.
         PlanError: The baseline does not fit the cluster.
     """
-    base = baseline_of(scenario, wanted.baseline)
+    base = _baseline_of(scenario, wanted.baseline)
     scenario = in_steps(scenario, base)  # files are as many steps apart under every schedule
     constraints = wanted.constraints
     _check_global_every(scenario, constraints.global_every)
@@ -203,9 +137,9 @@ def usual_global_every(scenario: Scenario, baseline: str | None) -> int:
     """Return the most steps between exchanges of all ranks if the user sets none: 8, or as many as the baseline has.
 
     Raises:
-        ScenarioError: See `baseline_of`.
+        ScenarioError: See `_baseline_of`.
     """
-    own = longest_period(scenario, [baseline_of(scenario, baseline)])
+    own = longest_period(scenario, [_baseline_of(scenario, baseline)])
     return min(scenario.steps, max(_GLOBAL_EVERY, own))
 
 
@@ -223,13 +157,13 @@ def _check_global_every(scenario: Scenario, global_every: int) -> None:
         )
 
 
-def tune(scenario: AnyScenario, wanted: TuneOptions, *, progress: Progress | None = None) -> Tuned:
+def tune(scenario: AnyScenario, wanted: TuneOptions | None = None, *, progress: Progress | None = None) -> Tuned:
     """Find the fastest schedule that keeps to the constraints.
 
     Args:
         scenario: The scenario to tune, or what `simdist.scenario.load` takes for one. Its recorded
             disturbances are resampled.
-        wanted: The request.
+        wanted: The request. None: no limits but `usual_global_every`.
         progress: See `Progress`.
 
     Raises:
@@ -237,6 +171,7 @@ def tune(scenario: AnyScenario, wanted: TuneOptions, *, progress: Progress | Non
         PlanError: See `simulate_candidates`.
     """
     scenario = load(scenario)
+    wanted = wanted or TuneOptions(Constraints(usual_global_every(scenario, None)))
     found = simulate_candidates(scenario, wanted, progress=progress)
     drawn = found.runs.scenario
     n_fresh = wanted.n_seeds or (_SEEDS_OF_A_RECORDING if found.runs.recording else _SEEDS)
@@ -251,7 +186,7 @@ def tune(scenario: AnyScenario, wanted: TuneOptions, *, progress: Progress | Non
 
     numbers = iter(range(len(again) + 1))
     shown = measure_finalists(fresh, wanted.constraints, found.baseline, again, measure_again)
-    return Tuned(fresh, tuple(shown), verdict(fresh, shown), found, wanted.per)
+    return Tuned(scenario, wanted.constraints, fresh, tuple(shown), verdict(fresh, shown), found, wanted.per)
 
 
 def _simulated(wanted: TuneOptions, scenario: Scenario, built: Built, n_seeds: int) -> ScheduleTimes:
@@ -260,7 +195,7 @@ def _simulated(wanted: TuneOptions, scenario: Scenario, built: Built, n_seeds: i
     return found if wanted.per == "step" else found.divided(scenario.workload.micro_batches)
 
 
-def baseline_of(scenario: Scenario, name: str | None) -> Schedule:
+def _baseline_of(scenario: Scenario, name: str | None) -> Schedule:
     """Return the schedule of that label or kind; the scenario's first if no name is given.
 
     A scenario without synchronous SGD can still be compared with its default: `sync`. If it was imported from a job

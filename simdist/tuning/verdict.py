@@ -10,8 +10,10 @@ import numpy as np
 from simdist.plan import COLLECTIVES, occurrences
 from simdist.runs.building import build, ranks_are_alike, simulate
 from simdist.scenario import Scenario, strict_yaml
+from simdist.scenario.checkpoint import CheckpointSettings
 from simdist.scenario.warnings import unstated
 from simdist.schedules import Schedule
+from simdist.settings.base import unchecked_copy
 from simdist.settings.units import format_seconds
 from simdist.studies.comparison import row
 from simdist.studies.facets import GRADIENTS, RANGES
@@ -68,7 +70,7 @@ def verdict(runs: Runs, found: Sequence[Finalist]) -> Verdict:
     best = chosen(runs, others, baseline=baseline.schedule)
     if baseline.breaches:
         return _instead(runs, baseline, best, kept, doubts)
-    sure = best if is_worthwhile(best) else next(filter(is_worthwhile, others), None)
+    sure = best if _is_worthwhile(best) else next(filter(_is_worthwhile, others), None)
     if unsure := _dependence(runs.scenario, sure or baseline, kept):
         return Verdict(None, best, unsure, doubts, "unsure")
     if sure:
@@ -134,7 +136,7 @@ def staying(baseline: str, speedup: float) -> tuple[Outcome, str]:
     return "unsure", f"stay with {baseline} until something is surely faster"
 
 
-def is_worthwhile(finalist: Finalist) -> bool:
+def _is_worthwhile(finalist: Finalist) -> bool:
     """Tell whether a schedule is at least 2 % faster than the baseline, with a confidence interval above 1."""
     return not finalist.problem and surely_gains(finalist.row.speedup, _interval(finalist))
 
@@ -174,6 +176,34 @@ def entry(schedule: Schedule) -> str:
     return "- " + strict_yaml.dump_line({"kind": schedule.kind_in_files()} | written)
 
 
+def lines_of_scenario(
+    scenario: Scenario,
+    schedule: Schedule,
+    n_passes: int,
+    saved: CheckpointSettings | None,
+    *,
+    own: CheckpointSettings | None,
+) -> str:
+    """Return the lines that a scenario takes to change to a candidate.
+
+    Args:
+        scenario: As the user wrote it.
+        schedule: The candidate's.
+        n_passes: Its micro-batches.
+        saved: Its checkpoint, as it was simulated, every so many steps.
+        own: The scenario's checkpoint, as it was simulated.
+    """
+    lines = ["schedules:", f"  {entry(schedule)}"]
+    if n_passes != scenario.workload.micro_batches:
+        lines.append(f"workload: {{micro_batches: {n_passes}}}  # and its other keys")
+    if saved and own and scenario.checkpoint and saved.every == own.every:  # the search has not varied the interval
+        saved = unchecked_copy(saved, every=scenario.checkpoint.every)
+    if saved and saved != scenario.checkpoint:
+        every = saved.model_dump(mode="json")["every"]
+        lines.append(f"checkpoint: {{every: {every}, mode: {saved.mode}}}  # and its other keys")
+    return "\n".join(lines)
+
+
 def _factor(finalist: Finalist) -> str:
     return factor_text(finalist.row.speedup, _interval(finalist))
 
@@ -209,7 +239,7 @@ def _ties(runs: Runs, best: Finalist, found: Sequence[Finalist]) -> tuple[str, .
 
 
 @dataclass(frozen=True, slots=True)
-class Culprits:
+class _Culprits:
     """Persistent stragglers: ranks that cause nearly all waiting, in nearly all steps.
 
     Args:
@@ -225,7 +255,7 @@ class Culprits:
     waited_s: float
 
 
-def culprits(scenario: Scenario, schedule: Schedule) -> Culprits | None:
+def culprits(scenario: Scenario, schedule: Schedule) -> _Culprits | None:
     """Return the few ranks that others nearly always wait for, the persistent stragglers, if there are any.
 
     Args:
@@ -251,7 +281,7 @@ def culprits(scenario: Scenario, schedule: Schedule) -> Culprits | None:
     if n_needed > max(1, _FEW_RANKS * len(by_rank_s)) or steps < _NEARLY_ALL_STEPS:
         return None
     for_them_s = float(by_rank_s[ranks].sum())
-    return Culprits(tuple(ranks.tolist()), for_them_s / total_s, steps, for_them_s / caused_s.size)
+    return _Culprits(tuple(ranks.tolist()), for_them_s / total_s, steps, for_them_s / caused_s.size)
 
 
 def _why_not(runs: Runs, baseline: Finalist, best: Finalist) -> tuple[str, ...]:

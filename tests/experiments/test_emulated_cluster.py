@@ -8,8 +8,8 @@ from statistics import mean, median
 
 import emulated_ranks
 import pytest
+from engine_runs import simulate
 
-from simdist.engines import simulate
 from simdist.report import insert_tables
 from simdist.runs.building import build, delays, traffic
 from simdist.scenario import load_cluster

@@ -20,10 +20,10 @@ import run  # noqa: E402
 import storage  # noqa: E402
 import storage_run  # noqa: E402
 from data_set import SampleSet, generate  # noqa: E402
+from engine_runs import simulate  # noqa: E402
 
 from simdist.caching import epoch_order  # noqa: E402
 from simdist.cost import price  # noqa: E402
-from simdist.engines import simulate  # noqa: E402
 from simdist.plan import LEVELS  # noqa: E402
 from simdist.report import insert_tables  # noqa: E402
 from simdist.runs import run_directory  # noqa: E402
@@ -46,9 +46,12 @@ cluster:
   disk: {{read: 1 GB/s, write: 1 GB/s}}
   memory: {{bandwidth: 8 GB/s}}
 workload: {{tensors: [{{name: weight, count: 4}}], batch_size: 4, forward: 1 ms, sample_size: {SAMPLE_NBYTES} B}}
-data: {{samples: 32, file_size: {SAMPLE_NBYTES} B, policy: datacache}}
 steps: 2 epochs
-input: {{source: storage, prefetch: 2, readers: 2}}
+input:
+  source: storage
+  prefetch: 2
+  readers: 2
+  data: {{samples: 32, file_size: {SAMPLE_NBYTES} B, policy: datacache}}
 schedules: [{{kind: sync}}]
 """
 

@@ -14,10 +14,8 @@ torch = pytest.importorskip("torch")
 
 import processes  # noqa: E402
 
-from simdist.profiles.importing import ImportOptions, import_job  # noqa: E402
+from simdist.profiles import ImportOptions, find_traces, import_job, write_scenario  # noqa: E402
 from simdist.profiles.steps.ranks import profile_rank  # noqa: E402
-from simdist.profiles.trace_files import find_traces  # noqa: E402
-from simdist.profiles.writing import write_scenario  # noqa: E402
 from simdist.report import insert_tables  # noqa: E402
 from simdist.scenario import load  # noqa: E402
 
@@ -61,7 +59,7 @@ def test_job_comes_back_with_its_ranks_steps_and_tensors(imported) -> None:
     counts = [tensor.count for tensor in imported.scenario.workload.tensors]
     assert counts == [250 * 250, 250] * 4 + [2500, 10]
     assert imported.scenario.workload.batch_size == 8
-    assert imported.scenario.cluster.library == "gloo"
+    assert imported.scenario.cluster.collectives.library == "gloo"
 
 
 def test_no_undisturbed_part_of_the_step_is_shorter_than_the_sleeps_in_it(imported) -> None:

@@ -220,7 +220,7 @@ def train(plan: Plan, training: Training, backend: str, folder: str) -> None:
             device=device,
             rank=rank,
         )
-        transforms.warm_up(plan, memory)
+        transforms.warm_up_transforms(plan, memory)
         world = ProcessWorld(groups_of(plan), timeout_s=60.0)
         world.warm_up(plan, device)
         recorder = Recorder(plan)

@@ -27,7 +27,7 @@ import real.session  # noqa: E402
 from real.cli import main  # noqa: E402
 from real.processes.launch import connect  # noqa: E402
 from real.programs.emulated import EmulatedProgram  # noqa: E402
-from real.recording.clock import common_start_s, compare, drift, to_common_s  # noqa: E402
+from real.recording.clock import agree_on_start_s, compare_clocks, drift, to_common_s  # noqa: E402
 from real.recording.timing import now_s  # noqa: E402
 from simdist.cost import Resources  # noqa: E402
 from simdist.cost.traffic import Traffic  # noqa: E402
@@ -679,7 +679,7 @@ def test_a_trace_that_cannot_be_written_fails_all_ranks(tmp_path: Path) -> None:
     assert_runs_again(path)
 
 
-@pytest.mark.parametrize("where", ["ProcessWorld", "common_start_s", "gather"])
+@pytest.mark.parametrize("where", ["ProcessWorld", "agree_on_start_s", "gather_trace"])
 def test_a_rank_that_dies_before_or_after_the_steps_is_named(tmp_path: Path, where: str) -> None:
     path = write(tmp_path / "run")
     with start(perform_and_die, 3, where, path, "--timeout", 20) as ranks:
@@ -689,7 +689,7 @@ def test_a_rank_that_dies_before_or_after_the_steps_is_named(tmp_path: Path, whe
     n_finished = (
         finished_steps(Trace.load(path / run_directory.PARTIAL)) if (path / run_directory.PARTIAL).exists() else 0
     )
-    assert n_finished == (5 if where == "gather" else 0)
+    assert n_finished == (5 if where == "gather_trace" else 0)
 
 
 @pytest.fixture
@@ -793,12 +793,12 @@ def compare_fake_clocks() -> None:
 
         machine = "other" if rank == 1 else "first"
         begins_s = [clock()]
-        first = compare(clock=clock, machine=machine)
-        start_s = common_start_s(first, clock=clock)
+        first = compare_clocks(clock=clock, machine=machine)
+        start_s = agree_on_start_s(first, clock=clock)
         events_s = first.at_s + np.linspace(0.1, 0.4, 4)  # true times
         time.sleep(0.5)
         begins_s.append(clock())
-        last = compare(clock=clock, machine=machine)
+        last = compare_clocks(clock=clock, machine=machine)
         common_s = to_common_s(at(events_s), start_s=start_s, drift=drift((first, last), rank))
         clocks = [[float(each.at_s), each.ahead_s.tolist(), each.uncertainty_s.tolist()] for each in (first, last)]
         print(json.dumps([clocks, common_s.tolist(), [begins_s[0], start_s, begins_s[1]]]))

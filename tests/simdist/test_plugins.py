@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from chakra_messages import read_trace
 from commandline import SMALL, Answer, call, edited, write
+from engine_runs import des, fast
 
 from simdist import scenario as scenarios
-from simdist.engines import des, fast
 from simdist.errors import PlanError, ScenarioError
 from simdist.plan import AllReduce, Broadcast, Group, algorithms
 from simdist.runs import run_directory
@@ -211,7 +211,7 @@ def test_delays_of_a_disturbance_are_its_own(file: Path) -> None:
 
 def test_price_of_an_algorithm_is_that_of_its_messages(names: dict[str, str]) -> None:
     text = edited(
-        ("nodes: 2\n  gpus_per_node: 4", "nodes: 3\n  gpus_per_node: 1\n  library: gloo"),
+        ("nodes: 2\n  gpus_per_node: 4", "nodes: 3\n  gpus_per_node: 1\n  collectives: {library: gloo}"),
         ("- kind: sync", f"- {{kind: sync, algorithm: '{names['algorithm']}', bucket_size: null}}"),
     ).partition("  - {kind: local_sgd")[0]
     built = build(scenario := scenarios.loads(text), scenario.schedules[0])

@@ -16,7 +16,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from simdist.cost import Shared, price
-from simdist.engines import simulate
+from simdist.engines.observers import WholeTrace
+from simdist.engines.run import run
 from simdist.errors import PlanError, TraceError
 from simdist.plan import AllGather, AllReduce, Buffer, Plan, ReduceScatter
 from simdist.plan.group import Group
@@ -202,7 +203,7 @@ def predicted_s(cluster: Cluster, group: Group, nbytes: int, kind: CollectiveKin
     plan = Plan.from_steps(kind, world_size=cluster.world_size, buffers=buffers, steps=[(op,)])
     costs = price(plan, cluster, _WORKLOAD)
     if group.size < cluster.world_size:
-        return simulate(plan, costs, {}).makespan_s
+        return run(plan, costs, {}, observe=WholeTrace()).makespan_s
     cost = costs.of[op]
     assert isinstance(cost, Shared)  # as for every collective
     return float(np.max(cost.alone_s))
@@ -235,7 +236,7 @@ def _point(times: CollectiveTimes, cluster: Cluster) -> _Point | None:
     group = as_group(times.group, cluster.world_size)
     if not times.nbytes or times.seconds <= 0 or group is None or group.size < 2:
         return None
-    return _Point(times.kind, times.nbytes, group, times.seconds, times.calls, cluster.library)
+    return _Point(times.kind, times.nbytes, group, times.seconds, times.calls, cluster.collectives.library)
 
 
 def _mean(block: Sequence[_Point]) -> _Point:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simdist.engines import simulate
+from simdist.engines.observers import WholeTrace
+from simdist.engines.run import run
 from simdist.plan.delays import Delays, of_micro_batches
 from simdist.plan.ops import Channel
 from simdist.profiles.estimates.base import Parts
@@ -98,12 +99,12 @@ def prove_step(
             loading it, so this time is part of the error.
     """
     built = build(scenario, scenario.schedules[0])
-    trace = simulate(built.plan, built.costs, _of_run(delays, scenario))
+    trace = run(built.plan, built.costs, _of_run(delays, scenario), observe=WholeTrace())
     calm_built = build(calm, calm.schedules[0])
     less_s = []
     for fewer in without:
         of_channels = {key: fewer.get(key, np.zeros_like(seconds)) for key, seconds in delays.items()}
-        calm_run = simulate(calm_built.plan, calm_built.costs, _of_run(of_channels, calm))
+        calm_run = run(calm_built.plan, calm_built.costs, _of_run(of_channels, calm), observe=WholeTrace())
         less_s.append(calm_run.makespan_s / scenario.steps)
     states = break_down(trace)
     predicted = {state: float(states.per_step_s(state)[0]) for state in ("compute", "comm", "wait", "io", "host")}

@@ -12,8 +12,15 @@ from itertools import chain
 
 import numpy as np
 
-from simdist.profiles.job.fixed_exchanges import OF_UNITS, FixedExchange, are_fixed, find_fixed, is_covered
-from simdist.profiles.job.transfers import SentCall, transfers_of
+from simdist.profiles.job.exchanges import (
+    OF_UNITS,
+    FixedExchange,
+    SentCall,
+    are_fixed,
+    find_fixed,
+    is_covered,
+    transfers_of,
+)
 from simdist.profiles.kineto.events import Hint
 from simdist.profiles.kineto.messages import CollectiveKind
 from simdist.profiles.steps.model import RankProfile, RankStep

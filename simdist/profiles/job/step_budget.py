@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from simdist.profiles.job.transfers import transfers_of
+from simdist.profiles.job.exchanges import transfers_of
 from simdist.profiles.kineto.columns import Floats
 from simdist.profiles.steps.model import RankProfile
 from simdist.profiles.steps.step_parts import EXPOSED, StepPart

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
 from real.buffers.memory import Memory, distinct_counts  # noqa: E402
-from real.buffers.transforms import Transform, copy, transform, warm_up  # noqa: E402
+from real.buffers.transforms import Transform, copy, transform, warm_up_transforms  # noqa: E402
 from simdist.plan import (  # noqa: E402
     AllGather,
     Broadcast,
@@ -248,7 +248,7 @@ def test_warming_up_leaves_no_trace() -> None:
     for number, tensor in enumerate(tensors):
         tensor.fill_(number % 4)
     before = [(tensor.clone(), tensor._version) for tensor in tensors]
-    warm_up(plan, memory)
+    warm_up_transforms(plan, memory)
     for tensor, (contents, version) in zip(tensors, before, strict=True):
         assert torch.equal(tensor, contents)
         assert tensor._version > version, "it was not written"

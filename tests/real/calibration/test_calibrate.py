@@ -16,25 +16,25 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 from calibrations import command  # noqa: E402
 from data_files import SampleSet, generate, read_index  # noqa: E402
+from engine_runs import des  # noqa: E402
 from processes import run  # noqa: E402
 
 from real import calibrate  # noqa: E402
 from real.calibration.clusters import Cores, LinkForm, derive  # noqa: E402
 from real.calibration.data import DataRates, Setup, drop_cached, fresh_readings, kernel_caches, measure_data, with_data  # noqa: E402  # noqa: E402
-from real.calibration.line_fit import predicted_s  # noqa: E402
+from real.calibration.line_fit import predicted_task_s  # noqa: E402
 from real.calibration.measure import collective as collective_of  # noqa: E402
 from real.calibration.measure import one_op_plan, tasks  # noqa: E402
-from real.calibration.tables import OPS, Hop, Measurement, MeasuringTask, hops, line, pooled, table  # noqa: E402
+from real.calibration.tables import MEASURED_OPS, Hop, Measurement, MeasuringTask, hops, line, link_table, pooled  # noqa: E402
 from real.data.sources import decode_raw  # noqa: E402
 from real.data.storages import DataStorage, open_storage  # noqa: E402
 from real.processes.launch import RankPlace  # noqa: E402
 from simdist.cost import price  # noqa: E402
 from simdist.cost.topology import LinkCost  # noqa: E402
-from simdist.engines import des  # noqa: E402
 from simdist.errors import RunError, ScenarioError  # noqa: E402
 from simdist.plan.group import Group  # noqa: E402
 from simdist.scenario import Cluster, Device, Link, Tensor, Workload, load, load_cluster, load_workload, presets  # noqa: E402
-from simdist.scenario.cluster import HostWork  # noqa: E402
+from simdist.scenario.cluster import ClusterHost  # noqa: E402
 from simdist.traces.collectives import bus_factor  # noqa: E402
 
 FABRIC = Link(latency_s=3e-6, bandwidth_Bps=3e9, efficiency=0.8)
@@ -46,13 +46,15 @@ WORKLOAD = Workload(tensors=(Tensor(name="w", count=1),), batch_size=1, forward_
 
 
 def cluster_of(nodes=4, ranks_per_node=2, fabric=FABRIC, network=NETWORK):
-    return Cluster(nodes=nodes, gpus_per_node=ranks_per_node, fabric=fabric, network=network, library="gloo")
+    return Cluster(
+        nodes=nodes, gpus_per_node=ranks_per_node, fabric=fabric, network=network, collectives={"library": "gloo"}
+    )
 
 
-def as_measured(cluster, *, factor=1.0, ops=OPS):
+def as_measured(cluster, *, factor=1.0, ops=MEASURED_OPS):
     """Return the tasks on a cluster, and measurements that took exactly what the cost model says."""
     todo = [task for task in tasks(cluster.nodes, cluster.gpus_per_node, SIZES, ops) if task.op != "sendrecv"]
-    measured = [Measurement(task, (factor * predicted_s(cluster, task),) * 3) for task in todo]
+    measured = [Measurement(task, (factor * predicted_task_s(cluster, task),) * 3) for task in todo]
     return todo, measured
 
 
@@ -63,7 +65,7 @@ def derived(measured, cluster, form=TABLE):
         ranks_per_node=cluster.gpus_per_node,
         form=form,
         device=DEVICE,
-        library=cluster.library,
+        library=cluster.collectives.library,
         name="test",
         source="measured by a test",
     )
@@ -85,15 +87,15 @@ def test_cluster_with_tables_gives_back_the_all_reduces_it_is_from(nodes, ranks_
     assert compared
     for task, each in compared:
         if task.op == "all_reduce":
-            assert predicted_s(found, task) == pytest.approx(each.median_s, rel=1e-9)
+            assert predicted_task_s(found, task) == pytest.approx(each.median_s, rel=1e-9)
 
 
 @each_shape
 def test_lines_tell_the_overhead_of_a_collective_from_the_latency_of_its_hops(nodes, ranks_per_node):
-    known = cluster_of(nodes, ranks_per_node).model_copy(update={"collective_overhead_s": 2e-3})
+    known = cluster_of(nodes, ranks_per_node).model_copy(update={"collectives": {"overhead_s": 2e-3}})
     _, measured = as_measured(known)
     found = derived(measured, known, LinkForm("line", NETWORK.bandwidth_Bps)).cluster
-    assert found.collective_overhead_s == pytest.approx(2e-3, rel=1e-6)
+    assert found.collectives.overhead_s == pytest.approx(2e-3, rel=1e-6)
     assert found.fabric.latency_s == pytest.approx(FABRIC.latency_s, rel=1e-4)
     assert found.network.latency_s == pytest.approx(NETWORK.latency_s, rel=1e-4)
     assert found.network.efficiency == pytest.approx(NETWORK.efficiency, rel=1e-6)
@@ -108,7 +110,7 @@ def test_cluster_with_lines_gives_back_everything(nodes, ranks_per_node):
     assert found.network.efficiency == pytest.approx(0.95, rel=1e-4)
     assert (found.fabric.efficiency, found.fabric.bandwidth_Bps) == (1.0, pytest.approx(2.4e9, rel=1e-4))
     for task, each in zip(todo, measured, strict=True):
-        assert predicted_s(found, task) == pytest.approx(each.median_s, rel=1e-4), str(task)
+        assert predicted_task_s(found, task) == pytest.approx(each.median_s, rel=1e-4), str(task)
 
 
 @pytest.mark.parametrize(("nodes", "ranks_per_node"), [(1, 8), (8, 1)])
@@ -118,16 +120,14 @@ def test_lines_of_one_kind_of_link_leave_the_other_ideal(nodes, ranks_per_node):
     found = derived(measured, known, LinkForm("line", NETWORK.bandwidth_Bps)).cluster
     assert (found.fabric == Link.ideal(), found.network == Link.ideal()) == (ranks_per_node == 1, nodes == 1)
     for task, each in zip(todo, measured, strict=True):
-        assert predicted_s(found, task) == pytest.approx(each.median_s, rel=1e-4), str(task)
+        assert predicted_task_s(found, task) == pytest.approx(each.median_s, rel=1e-4), str(task)
 
 
 @each_shape
 def test_what_a_core_takes_is_told_from_the_links(nodes, ranks_per_node):
     """On faster links, only what the wire takes shrinks; the file says so, and how far off its rates may be."""
-    host = HostWork(copy_Bps=8e9, collective_s=3e-4, handover_s=2e-5)
-    known = cluster_of(nodes, ranks_per_node).model_copy(
-        update={"host": host, "cores_per_node": 2, "shares_cores": True, "network": NETWORK}
-    )
+    host = ClusterHost(copy_Bps=8e9, collective_s=3e-4, handover_s=2e-5, cores_per_node=2, shares_cores=True)
+    known = cluster_of(nodes, ranks_per_node).model_copy(update={"host": host, "network": NETWORK})
     todo, measured = as_measured(known)
     between = Group(nodes, stride=ranks_per_node)
     for nbytes in (10**6, 4 * 10**6):  # a message is delayed by nothing but its link
@@ -147,7 +147,7 @@ def test_what_a_core_takes_is_told_from_the_links(nodes, ranks_per_node):
     faster = {"network": NETWORK.model_copy(update={"bandwidth_Bps": 4 * NETWORK.bandwidth_Bps})}
     for task in todo:
         here, there = (each.model_copy(update=faster) for each in (known, found.cluster))
-        assert predicted_s(there, task) == pytest.approx(predicted_s(here, task), rel=2e-3), str(task)
+        assert predicted_task_s(there, task) == pytest.approx(predicted_task_s(here, task), rel=2e-3), str(task)
 
 
 def test_a_parameter_at_its_bound_is_said():
@@ -190,7 +190,7 @@ def test_prediction_of_groups_at_once_is_what_the_simulator_says(form):
         if task.where in ("node", "all per node", "world"):
             plan = one_op_plan(collective_of(task.op, task.group), task.count, found.world_size)
             trace = des.simulate(plan, price(plan, found, WORKLOAD), {})
-            assert predicted_s(found, task) == pytest.approx(trace.makespan_s, rel=1e-9), str(task)
+            assert predicted_task_s(found, task) == pytest.approx(trace.makespan_s, rel=1e-9), str(task)
 
 
 # ---------------------------------------------------------------- noise
@@ -222,7 +222,7 @@ def test_pooling_leaves_times_that_grow_as_they_are(given_points):
 
 @given(points)
 def test_every_measured_table_is_a_link(given_points):
-    assert len(table(given_points).table) == len(given_points)
+    assert len(link_table(given_points).table) == len(given_points)
 
 
 def test_pooling_weighs_by_repetitions():
@@ -255,7 +255,7 @@ def test_table_that_ends_flat_is_said():
 
 def test_one_size_makes_no_link():
     with pytest.raises(ScenarioError, match=r"1 size.* lower --min-size or raise --max-size"):
-        table([Hop(100, 1.0)])
+        link_table([Hop(100, 1.0)])
 
 
 # ---------------------------------------------------------------- lines
@@ -310,7 +310,7 @@ def test_latency_of_a_line_is_never_negative():
 
 
 def test_bus_factors_are_those_of_nccl_tests():
-    factors = {op: bus_factor(op, 8) for op in OPS}
+    factors = {op: bus_factor(op, 8) for op in MEASURED_OPS}
     assert factors == {"all_reduce": 1.75, "reduce_scatter": 0.875, "all_gather": 0.875, "broadcast": 1, "reduce": 1}
 
 
@@ -325,7 +325,7 @@ def test_link_that_was_not_measured_is_ideal_and_said_in_the_source():
 
 
 def test_every_collective_is_cut_into_equal_slices():
-    for task in tasks(3, 4, SIZES, OPS):
+    for task in tasks(3, 4, SIZES, MEASURED_OPS):
         assert task.count % task.group.size == 0
         assert 12 % len(task.taking_part(12)[0]) == 0
 
@@ -400,7 +400,7 @@ def test_two_nodes_of_two_ranks_are_measured_and_a_scenario_takes_the_cluster(tm
     assert "all per node (2)" in endings[0].output
     assert "all_reduce" not in endings[1].output  # rank 0 speaks
     found = load_cluster(cluster)
-    assert (found.nodes, found.gpus_per_node, found.nics_per_node) == (2, 2, 1)
+    assert (found.nodes, found.gpus_per_node, found.topology.nics_per_node) == (2, 2, 1)
     assert "measured by real.calibrate: gloo, torch" in found.source
     assert "4 ranks on 2 nodes" in found.source
     assert [point.nbytes for point in found.network.table] == [
@@ -589,10 +589,10 @@ def test_a_file_that_is_there_is_not_replaced_and_all_ranks_end(tmp_path: Path) 
 def test_write_replaces_only_by_force_and_leaves_nothing_else(tmp_path: Path) -> None:
     from real.calibration import output
 
-    output.write(tmp_path / "c.yaml", "one", force=False)
+    output.write_file(tmp_path / "c.yaml", "one", force=False)
     with pytest.raises(ScenarioError, match="--force"):
-        output.write(tmp_path / "c.yaml", "two", force=False)
-    output.write(tmp_path / "c.yaml", "three", force=True)
+        output.write_file(tmp_path / "c.yaml", "two", force=False)
+    output.write_file(tmp_path / "c.yaml", "three", force=True)
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("c.yaml", "three")]
     with pytest.raises(RunError, match="cannot be written"):
-        output.write(tmp_path / "none" / "c.yaml", "four", force=False)
+        output.write_file(tmp_path / "none" / "c.yaml", "four", force=False)

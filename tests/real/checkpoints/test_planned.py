@@ -77,7 +77,7 @@ def states_after_steps(plan: Plan, training: Training) -> list[list[tuple[dict[s
         ]
         found.append(list(zip(models, momenta, strict=True)))
 
-    virtual.train(plan, make, loss, training.batch, on_step=note)
+    virtual.train_together(plan, make, loss, training.batch, on_step=note)
     return found
 
 

@@ -155,7 +155,7 @@ def test_training_goes_on_from_a_checkpoint_on_fewer_ranks(pools: dict[int, Pool
 
 def test_equal_states_are_stored_once(four: Pool, tmp_path: Path) -> None:
     four.run(loops.train, dataclasses.replace(LOOP, checkpoint=tmp_path, stop_before=5))
-    index = zip_file.read_index(tmp_path / "step-0000000004.ckpt")
+    index = zip_file.read_zip_index(tmp_path / "step-0000000004.ckpt")
     of_rank = {section: [sections[section] for sections in index.ranks] for section in index.ranks[0]}
     assert len(set(of_rank.pop("random"))) == 4
     assert {section: len(set(names)) for section, names in of_rank.items()} == dict.fromkeys(of_rank, 1)
@@ -229,7 +229,7 @@ def write(path: Path, *texts: bytes) -> zip_file.CheckpointIndex:
         (hashlib.sha256(text).hexdigest(), torch.frombuffer(bytearray(text), dtype=torch.uint8)) for text in texts
     ]
     index = zip_file.CheckpointIndex(3, JOB, ({"tensors": members[0][0]}, {"tensors": members[-1][0]}))
-    zip_file.write(path, index, members)
+    zip_file.write_zip(path, index, members)
     return index
 
 
@@ -241,7 +241,7 @@ def contents(path: Path, index: zip_file.CheckpointIndex) -> list[bytes]:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "step.ckpt"
     written = write(path, b"one state", b"another")
-    assert zip_file.read_index(path) == written
+    assert zip_file.read_zip_index(path) == written
     assert contents(path, written) == [b"one state", b"another"]
 
 
@@ -254,11 +254,11 @@ def test_every_cut_and_every_change_of_the_contents_is_noticed(tmp_path: Path) -
     for at in range(len(whole)):
         path.write_bytes(whole[:at])
         with pytest.raises(DamagedError):
-            zip_file.read_index(path)
+            zip_file.read_zip_index(path)
         for bit in (1, 128):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
             try:
-                index = zip_file.read_index(path)
+                index = zip_file.read_zip_index(path)
             except DamagedError:
                 continue
             n_unnoticed += 1
@@ -276,10 +276,10 @@ def test_a_checkpoint_that_unpacks_to_more_than_it_is_is_not_unpacked(
         archive.writestr("index.json", "{}")
     monkeypatch.setattr(zipfile.ZipFile, "testzip", None)  # it unpacks
     with pytest.raises(DamagedError, match=r"its members have 67,108,866 bytes, the file \d"):
-        zip_file.read_index(path)
+        zip_file.read_zip_index(path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="it is a pipe"):
-        zip_file.read_index(tmp_path / "pipe")
+        zip_file.read_zip_index(tmp_path / "pipe")
 
 
 def test_an_interruption_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_an_interruption_while_writing_leaves_the_old_file(tmp_path: Path) -> No
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        zip_file.write(path, zip_file.CheckpointIndex(3, JOB, ()), interrupted())
+        zip_file.write_zip(path, zip_file.CheckpointIndex(3, JOB, ()), interrupted())
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["step.ckpt"]
 

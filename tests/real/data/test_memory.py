@@ -23,18 +23,18 @@ from real.data.peers import (
     MOST_WAIT_S,
     PeerServer,
     connections_per_peer,
-    key_of,
     most_connections,
-    packed,
-    unpacked,
+    pack_wants,
+    peer_key,
+    unpack_wants,
 )
-from real.processes.messages import HELLO, hello, receive, send
+from real.processes.messages import HELLO, hello, receive, send_message
 from simdist.errors import RunError
 
 NBYTES = 1000
 SMALL = Geometry(n_samples=20, n_slots=4, sample_nbytes=NBYTES, ranks_per_node=2)
 DATA_SET = bytes(range(32))
-KEY = key_of(b"token of the run", DATA_SET)
+KEY = peer_key(b"token of the run", DATA_SET)
 NEVER = threading.Event()
 
 
@@ -349,9 +349,9 @@ def test_sample_that_leaves_while_it_is_sent_is_not_there(store, peer, monkeypat
     def send_late(connection, buffers, *, deadline_s):
         if len(buffers) == 2:  # flags and a sample
             store.evict(2)
-        send(connection, buffers, deadline_s=deadline_s)
+        send_message(connection, buffers, deadline_s=deadline_s)
 
-    monkeypatch.setattr("real.data.peers.send", send_late)
+    monkeypatch.setattr("real.data.peers.send_message", send_late)
     assert asked(peers, 2) == [None]
 
 
@@ -405,7 +405,7 @@ def stranger():
     listener.close()
 
 
-OTHER_RUN = key_of(b"of another run, by chance on this port", DATA_SET)
+OTHER_RUN = peer_key(b"of another run, by chance on this port", DATA_SET)
 
 
 @pytest.mark.parametrize(
@@ -432,7 +432,7 @@ def test_peer_of_another_run_is_given_up(store, token):
     """Equal data sets, and a sample that is not ours: without a proof nothing is taken."""
     store.put(2, pattern(3))
     with (
-        PeerServer(store, host="127.0.0.1", key=key_of(token, DATA_SET)) as server,
+        PeerServer(store, host="127.0.0.1", key=peer_key(token, DATA_SET)) as server,
         WatchedPeers(KEY, NBYTES, address_of=lambda _: server.address) as peers,
     ):
         assert asked(peers, 2) == [None]
@@ -460,7 +460,7 @@ def test_server_says_nothing_to_who_is_not_of_the_run(store, peer):
     host, port = server.address.split(":")
     for words in (bytes(HELLO.size), hello(OTHER_RUN, "client"), hello(KEY, "server")):
         with socket.create_connection((host, int(port)), timeout=60) as connection:
-            connection.sendall(words + HEAD.pack(1, 0.0) + packed([Want(2)]))
+            connection.sendall(words + HEAD.pack(1, 0.0) + pack_wants([Want(2)]))
             assert received_until_the_end(connection) == b""
 
 
@@ -469,7 +469,7 @@ def test_server_refuses_to_wait_for_what_is_no_time(store, peer, wait_s):
     server, _ = peer
     host, port = server.address.split(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:
-        connection.sendall(hello(KEY, "client") + HEAD.pack(1, wait_s) + packed([Want(2, local_rank=1, number=0)]))
+        connection.sendall(hello(KEY, "client") + HEAD.pack(1, wait_s) + pack_wants([Want(2, local_rank=1, number=0)]))
         assert len(received_until_the_end(connection)) == HELLO.size
 
 
@@ -527,7 +527,7 @@ def test_connections_are_within_what_a_process_may_have_open():
 def test_nothing_is_taken_from_a_peer_with_another_data_set(store):
     store.put(2, pattern(3))
     with (
-        PeerServer(store, host="127.0.0.1", key=key_of(b"token of the run", bytes(32))) as server,
+        PeerServer(store, host="127.0.0.1", key=peer_key(b"token of the run", bytes(32))) as server,
         WatchedPeers(KEY, NBYTES, address_of=lambda _: server.address) as peers,
     ):
         assert asked(peers, 2) == [None]
@@ -562,7 +562,7 @@ def test_server_outlives_clients_that_talk_nonsense(store, peer):
 
 def test_wants_survive_the_wire():
     wants = [Want(5, 1, 10**12), Want(6)]
-    assert unpacked(packed(wants)) == wants
+    assert unpack_wants(pack_wants(wants)) == wants
 
 
 def test_many_buffers_are_sent_whole_although_the_kernel_takes_parts():
@@ -570,7 +570,7 @@ def test_many_buffers_are_sent_whole_although_the_kernel_takes_parts():
     data = [pattern(i, 997) for i in range(1500)]
     with ours, theirs, ThreadPoolExecutor(1) as pool:
         deadline_s = time.monotonic() + 30
-        sending = pool.submit(send, ours, [each.data for each in data], deadline_s=deadline_s)
+        sending = pool.submit(send_message, ours, [each.data for each in data], deadline_s=deadline_s)
         got = bytearray(997 * 1500)
         receive(theirs, got, deadline_s=deadline_s)
         sending.result()

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from engine_runs import simulate
 from pool import Pool
 from trainings import Training, by_arrival, by_plan, comes_alone, in_virtual_world, loss
 
 from real.collectives.first_come import ArrivalClient, ArrivalServer
 from real.collectives.worlds import check_servers
 from real.execution import virtual
-from real.loops.step_shape import check_shape
-from simdist.engines import simulate
+from real.loops.plans import check_shape
 from simdist.errors import RunError, UnsupportedError
 from simdist.plan import Plan, Servers
 from simdist.plan.walk import drops_late
@@ -46,7 +46,7 @@ def test_values_are_those_of_the_virtual_world_with_the_ranks_that_were_late(
     results = pool.run(by_arrival, plan, training, {2: range(12), 1: range(3, 5)}, 0.05)
     late = results[0][1]
     assert [len(late[row]) for row in drops_late(plan)] == [backup] * 12
-    again = virtual.train(plan, training.make, loss, training.batch, late=late)
+    again = virtual.train_together(plan, training.make, loss, training.batch, late=late)
     for rank, (parameters, _) in enumerate(results):
         np.testing.assert_array_equal(parameters, again.parameters[rank])
         np.testing.assert_array_equal(parameters, results[0][0])
@@ -118,11 +118,11 @@ def test_values_and_times_of_a_simulated_run_belong_together() -> None:
     """)
     built = build(scenario, scenario.schedules[0])
     trace = simulate(built.plan, built.costs, delays(scenario))
-    found = virtual.train(built.plan, training.make, loss, training.batch, late=trace.late)
+    found = virtual.train_together(built.plan, training.make, loss, training.batch, late=trace.late)
     assert (found.parameters == found.parameters[0]).all()
     assert {rank for ranks in trace.late.values() for rank in ranks} == {*range(N)}
     with pytest.raises(RunError, match=r"drops the late, and nothing says who is late at operation 5: give the `late`"):
-        virtual.train(built.plan, training.make, loss, training.batch)
+        virtual.train_together(built.plan, training.make, loss, training.batch)
 
 
 def test_unequal_inner_steps_train_as_in_the_virtual_world(pool: Pool) -> None:

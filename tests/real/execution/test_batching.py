@@ -11,7 +11,7 @@ from trainings import Training, loss
 torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 
-from real.execution.virtual import World, train  # noqa: E402
+from real.execution.virtual import World, train_together  # noqa: E402
 from simdist.plan import Plan  # noqa: E402
 from simdist.schedules import LocalSGD, Schedule, Sync, kinds  # noqa: E402
 
@@ -44,7 +44,7 @@ def world(plan: Plan, training: Training, make: Callable[[int], object] | None =
 def assert_same(plan: Plan, training: Training) -> None:
     assert world(plan, training).why_not is None
     results = [
-        train(plan, lambda rank: made(training, rank)[:2], loss, training.batch, batched=batched)
+        train_together(plan, lambda rank: made(training, rank)[:2], loss, training.batch, batched=batched)
         for batched in (True, False)
     ]
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-6}[training.dtype]

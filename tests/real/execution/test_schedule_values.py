@@ -329,7 +329,7 @@ def parameters_by_step(schedule: Schedule, n_steps: int, outer: dict[str, float]
     plan = plan_of(schedule, training, n_steps)
     make = nesterov if outer is None else lambda params: torch.optim.SGD(params, **outer)
     note = lambda step, modules: seen.append(stacked(modules).clone())  # noqa: E731
-    virtual.train(plan, training.make, loss, training.batch, on_step=note, outer_optimizer=make)
+    virtual.train_together(plan, training.make, loss, training.batch, on_step=note, outer_optimizer=make)
     return torch.stack(seen)
 
 
@@ -445,7 +445,7 @@ def exchanged(
         rows.fill_(residual)
     give()
     programs = [idle(plan, memory.row(rank), rank) for rank in range(WORLD_SIZE)]
-    virtual.perform(plan, programs, memory, on_step=update)
+    virtual.perform_together(plan, programs, memory, on_step=update)
     left = [left_over(rows, buffer.count) for rows, buffer in zip(residuals, gradients, strict=True)]
     return torch.cat(list(given.values())), torch.cat(list(applied.values())), torch.cat(left)
 
@@ -521,7 +521,7 @@ def losses_of(schedule: Schedule) -> Mapping[str, float]:
 
     training = Training()
     plan = plan_of(schedule, training, 80)
-    found = virtual.train(plan, training.make, functional.cross_entropy, batch).losses.mean(dim=1)
+    found = virtual.train_together(plan, training.make, functional.cross_entropy, batch).losses.mean(dim=1)
     return {"begin": float(found[:5].mean()), "end": float(found[-5:].mean())}
 
 

@@ -397,7 +397,7 @@ def test_models_of_the_virtual_world_are_whole_after_each_step() -> None:
             rows = [torch.cat([each.detach().flatten() for each in module.parameters()]) for module in modules]
             seen.append(torch.stack(rows))
 
-        virtual.train(plan, training.make, loss, training.batch, on_step=note)
+        virtual.train_together(plan, training.make, loss, training.batch, on_step=note)
         return seen
 
     ours, theirs = (vectors(plan) for plan in (sharded_plan(FSDP(), training, 4, 3), Sync().plan(training.job(4, 3))))

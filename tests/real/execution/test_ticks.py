@@ -10,10 +10,11 @@ from pretended import Pretended, execute
 from traces import plan_of
 
 pytest.importorskip("torch")
+from engine_runs import fast
+
 from real.execution.ticks import Ticks
 from real.recording.timing import now_s
 from simdist.cost import Costs, Local, price
-from simdist.engines import fast
 from simdist.plan import AllReduce, Backward, Delay, Instance, Plan, Tick, Wait
 from simdist.plan.group import Group
 from simdist.plan.ops import tick_s

@@ -684,14 +684,14 @@ def test_every_step_is_told_with_the_modules_of_all_ranks() -> None:
         weights = torch.stack([module[0].weight.detach() for module in modules])
         told.append((step, bool((weights == weights[0]).all())))
 
-    virtual.train(plan, training.make, loss, training.batch, on_step=tell)
+    virtual.train_together(plan, training.make, loss, training.batch, on_step=tell)
     assert told == [(0, False), (1, True), (2, False), (3, True), (4, False), (5, True)]
 
 
 def test_training_in_the_virtual_world_leaves_torchs_random_numbers_alone() -> None:
     training = Training("dropout")
     before = torch.get_rng_state()
-    virtual.train(SYNC.plan(training.job(4, 2)), training.make, loss, training.batch)
+    virtual.train_together(SYNC.plan(training.job(4, 2)), training.make, loss, training.batch)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -706,7 +706,7 @@ def test_seed_decides_what_ranks_draw() -> None:
     training = Training("dropout")
     plan = SYNC.plan(training.job(4, 2))
     first, same, other = (
-        virtual.train(plan, training.make, loss, training.batch, seed=seed).losses for seed in (0, 0, 10)
+        virtual.train_together(plan, training.make, loss, training.batch, seed=seed).losses for seed in (0, 0, 10)
     )
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
@@ -740,7 +740,7 @@ def test_padding_belongs_to_no_parameter_and_stays_zero() -> None:
         module, optimizer = EVEN.make()
         batch = partial(EVEN.batch, rank=rank)
         programs.append(ModuleProgram(padded, module, loss, optimizer, batch, memory.row(rank), device=CPU, rank=rank))
-    virtual.perform(padded, programs, memory)
+    virtual.perform_together(padded, programs, memory)
     expected, _ = in_virtual_world(plan, EVEN)
     np.testing.assert_array_equal(memory.dense("param")[:, :N].detach().numpy(), expected)
     assert not memory.dense("param")[:, N:].any()

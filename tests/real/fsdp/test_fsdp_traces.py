@@ -18,8 +18,8 @@ if torch.__version__ < "2.13":
 from fsdp_trainings import Sharded, padded_count, profiled, units_of
 
 from simdist.errors import ScenarioError, TraceError
+from simdist.profiles import ImportedJob, ImportOptions, import_job
 from simdist.profiles.estimates.sharded_model import ShardedModel
-from simdist.profiles.importing import ImportedJob, ImportOptions, import_job
 from simdist.profiles.steps.ranks import profile_rank
 
 N_STEPS = 3

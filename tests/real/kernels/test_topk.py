@@ -16,7 +16,7 @@ from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from real.kernels import thresholds, topk  # noqa: E402
-from real.kernels.topk import Scale, densify, heights, select  # noqa: E402  # noqa: E402
+from real.kernels.topk import Scale, densify, heights, select_largest  # noqa: E402  # noqa: E402
 from simdist.errors import RunError  # noqa: E402
 from simdist.plan.ops import SelectMethod as Method  # noqa: E402
 
@@ -36,7 +36,7 @@ def normal(count: int, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> 
 
 def selected(values: Tensor, k: int, method: Method) -> tuple[Tensor, Tensor]:
     """Select, and check what every selection promises."""
-    chosen, indices = select(values, k, method, generator=seeded(1))
+    chosen, indices = select_largest(values, k, method, generator=seeded(1))
     assert chosen.shape == indices.shape == (k,)
     assert (chosen.dtype, indices.dtype) == (values.dtype, torch.int32)
     assert indices.unique().numel() == k
@@ -172,7 +172,9 @@ def test_all_that_reach_the_level_of_a_magnitude_reach_its_foot() -> None:
 
 def test_stretch_begins_at_every_place_where_it_can() -> None:
     values = torch.tensor([5.0, 1.0, 1.0, 1.0, 1.0, 0.0])
-    begins = {tuple(sorted(select(values, 3, "mstopk", generator=seeded(seed))[1].tolist())) for seed in range(60)}
+    begins = {
+        tuple(sorted(select_largest(values, 3, "mstopk", generator=seeded(seed))[1].tolist())) for seed in range(60)
+    }
     assert begins == {(0, 1, 2), (0, 2, 3), (0, 3, 4)}
 
 
@@ -237,7 +239,9 @@ def test_ties_at_the_top_that_outnumber_k_are_cut(method: Method) -> None:
 
 def test_ties_are_cut_at_a_place_that_the_generator_chooses() -> None:
     values = torch.ones(1000)
-    first, again, other = (select(values, 10, "mstopk", generator=seeded(seed))[1].tolist() for seed in (0, 0, 1))
+    first, again, other = (
+        select_largest(values, 10, "mstopk", generator=seeded(seed))[1].tolist() for seed in (0, 0, 1)
+    )
     assert first == again != other
 
 
@@ -288,7 +292,7 @@ def test_any_vector_gives_exactly_k(values: list[float], data: st.DataObject, me
 @each_method
 def test_selection_waits_for_no_values_but_the_cpu_s(method: Method, k: int) -> None:
     # the meta device has none to wait for: .item(), nonzero() and masks as indices fail there
-    chosen, indices = select(torch.empty(1000, device="meta"), k, method)
+    chosen, indices = select_largest(torch.empty(1000, device="meta"), k, method)
     assert chosen.shape == indices.shape == (k,)
 
 
@@ -303,18 +307,18 @@ def test_vector_stays_as_it_is(method: Method) -> None:
 @pytest.mark.parametrize("k", [-1, 4])
 def test_k_out_of_range_is_refused(k: int) -> None:
     with pytest.raises(RunError, match=f"k = {k} of 3 elements; must be from 0 to 3"):
-        select(torch.ones(3), k, "exact")
+        select_largest(torch.ones(3), k, "exact")
 
 
 @pytest.mark.parametrize("values", [torch.ones(2, 2), torch.ones(3, dtype=torch.int32)])
 def test_what_is_no_vector_of_floats_is_refused(values: Tensor) -> None:
     with pytest.raises(RunError, match="must be a floating-point vector"):
-        select(values, 1, "exact")
+        select_largest(values, 1, "exact")
 
 
 def test_more_than_int32_counts_is_refused() -> None:
     with pytest.raises(RunError, match="int32 indices reach 2147483647"):
-        select(torch.empty(2**31, device="meta"), 1, "exact")
+        select_largest(torch.empty(2**31, device="meta"), 1, "exact")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -354,7 +358,7 @@ def test_gpu_selects_as_well_and_its_host_never_waits(method: Method, dtype: tor
     values = normal(20_000, dtype=dtype).cuda()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        chosen, indices = select(values, 200, method, generator=seeded())
+        chosen, indices = select_largest(values, 200, method, generator=seeded())
         densify(chosen, indices, torch.empty_like(values))
     finally:
         torch.cuda.set_sync_debug_mode("default")

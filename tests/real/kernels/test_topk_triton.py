@@ -21,7 +21,7 @@ from real.kernels import thresholds  # noqa: E402
 from real.kernels.topk import (  # noqa: E402
     Scale,
     heights,
-    select,
+    select_largest,
 )
 from simdist.plan.ops import SelectMethod  # noqa: E402
 
@@ -215,10 +215,10 @@ def test_gpu_selects_what_is_on_the_highest_levels(density: float, count: int, d
 @pytest.mark.parametrize("method", ["mstopk", "dgc"])
 def test_host_of_the_gpu_never_waits(method: SelectMethod, dtype: torch.dtype) -> None:
     values = whole_numbers(100_000, dtype=dtype)
-    select(values, 100, method, generator=seeded())  # compiles
+    select_largest(values, 100, method, generator=seeded())  # compiles
     torch.cuda.set_sync_debug_mode("error")
     try:
-        _, indices = select(values, 100, method, generator=seeded())
+        _, indices = select_largest(values, 100, method, generator=seeded())
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert indices.unique().numel() == 100
@@ -229,7 +229,7 @@ def test_host_of_the_gpu_never_waits(method: SelectMethod, dtype: torch.dtype) -
 @pytest.mark.parametrize("method", ["mstopk", "dgc"])
 def test_same_draw_gives_the_same_selection_in_the_same_order(method: SelectMethod) -> None:
     values = torch.randn(2**22, device=DEVICE)
-    first, again = (select(values, 4000, method, generator=seeded())[1] for _ in range(2))
+    first, again = (select_largest(values, 4000, method, generator=seeded())[1] for _ in range(2))
     assert torch.equal(first, again)
 
 
@@ -239,7 +239,7 @@ def test_same_draw_gives_the_same_selection_in_the_same_order(method: SelectMeth
 def test_a_quarter_of_a_billion_entries_are_no_exception() -> None:
     values = torch.randn(2**28 + 1, device=DEVICE)
     values[-1] = 100.0
-    chosen, indices = select(values, 2**18, "mstopk", generator=seeded())
+    chosen, indices = select_largest(values, 2**18, "mstopk", generator=seeded())
     kth = torch.topk(values.abs(), 2**18, sorted=False).values.min()
     assert indices.unique().numel() == 2**18
     assert int(indices.max()) == 2**28

@@ -23,7 +23,8 @@ from processes import places, run, start, torchrun_forks  # noqa: E402
 from timeouts import await_end  # noqa: E402
 
 from real.processes import heartbeat  # noqa: E402
-from real.processes.heartbeat import Guard, Heartbeat  # noqa: E402
+from real.processes.beats import Heartbeat  # noqa: E402
+from real.processes.heartbeat import Guard  # noqa: E402
 from real.processes.launch import Connection, RankPlace, connect, place  # noqa: E402
 from real.processes.rendezvous import bounded  # noqa: E402
 from real.processes.signing import SignedStore  # noqa: E402
@@ -327,14 +328,14 @@ def test_an_old_beat_that_is_written_again_is_no_sign_of_life() -> None:
     beats = [json.dumps(asdict(Heartbeat(1, count, 0, "host", "machine", 1, "alive", ""))) for count in (1, 2)]
     for text in reversed(beats):
         store.set("beat/1", text)
-        guard._read()
-    assert guard._table[1].count == 2
+        guard._table.read()
+    assert guard._table.beats[1].count == 2
 
 
 def test_a_process_that_stood_still_does_not_blame_the_store() -> None:
     guard = Guard(SignedStore(dist.HashStore(), b"secret"), 0, 1, store_at="here", store_rank=None)
     guard.start(START_S)
-    guard._last_beat_s = 0.0
+    guard._pulse._last_s = 0.0
     guard.find_stuck_store(0.2)
     assert guard.cause == ""
     guard.leave()
@@ -388,7 +389,7 @@ def let_go(late: Connection) -> None:
 
 
 def n_beats(connection: Connection, rank: int) -> int:
-    return connection.guard._table[rank].count
+    return connection.guard._table.beats[rank].count
 
 
 def test_the_host_of_the_store_outlasts_a_rank_that_is_held_up_in_the_last_exchange(two: list[Connection]) -> None:
@@ -441,10 +442,10 @@ def test_a_host_that_fails_leaves_when_the_others_know_the_cause(two: list[Conne
 
 def test_a_rank_that_leaves_has_told_so_however_long_ago_its_last_beat_was(two: list[Connection]) -> None:
     host, other = two
-    other.guard._last_beat_s = 0.0  # it has stood still
+    other.guard._pulse._last_s = 0.0  # it has stood still
     other.guard.leave()
-    host.guard._await_beat(START_S)
-    assert host.guard._table[1].state == "done"
+    host.guard._pulse.await_beat(START_S)
+    assert host.guard._table.beats[1].state == "done"
 
 
 def test_a_signed_value_counts_under_its_own_key_only() -> None:

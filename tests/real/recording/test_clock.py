@@ -6,8 +6,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from real.recording import clock as clocks_of
-from real.recording.clock import Clocks, common_start_s, compare, drift, to_common_s
-from real.recording.recorder import Recorder, gather
+from real.recording.clock import Clocks, agree_on_start_s, compare_clocks, drift, to_common_s
+from real.recording.recorder import Recorder, gather_trace
 from simdist.plan import AllReduce, Backward, Buffer, Forward, Group, Plan
 from simdist.traces.trace import Trace
 
@@ -61,7 +61,7 @@ def gathered(plan: Plan, noted_s: list[np.ndarray], monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(dist, "recv", lambda tensor, src, group: tensor.copy_(sent[src]))
         recorder = Recorder(plan)
         recorder.times_s[...] = noted_s[rank]
-        trace = gather(
+        trace = gather_trace(
             recorder, plan, start_s=own_s(rank, 0.0), clocks=(compared(0.0), compared(10.0)), source="a test"
         )
         assert (trace is None) == (rank > 0)
@@ -134,7 +134,7 @@ def rank_0_of_two(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 
 def test_the_fastest_answer_tells_how_far_a_clock_is_ahead(rank_0_of_two: Asked) -> None:
-    clocks = compare(clock=rank_0_of_two.clock)
+    clocks = compare_clocks(clock=rank_0_of_two.clock)
     assert clocks.ahead_s == pytest.approx([0.0, 7.0])  # slow answers, later there than back, would say 7.2
     assert clocks.uncertainty_s == pytest.approx([0.0, 0.01])
     assert clocks.at_s == rank_0_of_two.now_s
@@ -147,5 +147,5 @@ def test_the_common_start_is_one_moment_by_every_clock(rank: int, monkeypatch: p
     monkeypatch.setattr(dist, "broadcast", lambda tensor, src, group: tensor.fill_(100.5))  # by rank 0's clock
     monkeypatch.setattr(clocks_of, "sleep_s", slept_s.append)
     now_s = own_s(rank, 0.0)
-    assert common_start_s(compared(0.0), clock=lambda: now_s) == pytest.approx(100.5 + AHEAD_S[rank])
+    assert agree_on_start_s(compared(0.0), clock=lambda: now_s) == pytest.approx(100.5 + AHEAD_S[rank])
     assert slept_s == pytest.approx([0.5])

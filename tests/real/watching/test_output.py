@@ -17,7 +17,7 @@ from torch.profiler import ProfilerAction, profile, schedule  # noqa: E402
 
 import real  # noqa: E402
 from real.watching.lateness import Lateness, LatenessWindow  # noqa: E402
-from real.watching.output import COLUMNS, append_csv, check_csv  # noqa: E402
+from real.watching.output import LATENESS_COLUMNS, append_csv, check_csv  # noqa: E402
 from real.watching.tracing import TraceMark  # noqa: E402
 from real.watching.watch import StepWatch, Watching  # noqa: E402
 from simdist.errors import RunError, ScenarioError  # noqa: E402
@@ -138,7 +138,7 @@ def test_a_file_gets_a_header_and_a_row_for_each_rank(tmp_path: Path) -> None:
     file = tmp_path / "new" / "lateness.csv"
     check_csv(file)
     append_csv(file, WINDOW)
-    assert file.read_text() == ",".join(COLUMNS) + "\n" + ROWS
+    assert file.read_text() == ",".join(LATENESS_COLUMNS) + "\n" + ROWS
 
 
 def test_a_row_does_not_say_that_a_rank_is_not_late_where_that_is_not_visible(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_row_does_not_say_that_a_rank_is_not_late_where_that_is_not_visible(tm
 @pytest.mark.parametrize("torn", ["", "20,29,1", "first_st"])
 def test_rows_are_appended_after_a_crash(tmp_path: Path, torn: str) -> None:
     file = tmp_path / "lateness.csv"
-    header = ",".join(COLUMNS) + "\n"
+    header = ",".join(LATENESS_COLUMNS) + "\n"
     file.write_text(torn if torn == "first_st" else header + ROWS + torn)
     check_csv(file)
     append_csv(file, WINDOW)
@@ -164,7 +164,7 @@ def test_another_table_is_not_written_to(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError) as caught:
         real.watch(csv=file)
     assert str(caught.value) == (
-        f"{file}: has the columns 'step,loss', not '{','.join(COLUMNS)}'; give csv= another file"
+        f"{file}: has the columns 'step,loss', not '{','.join(LATENESS_COLUMNS)}'; give csv= another file"
     )
     assert file.read_text() == "step,loss\n1,2\n"
 

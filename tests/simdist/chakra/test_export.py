@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from chakra_messages import find, read_trace
 from commandline import SMALL, STORAGE, Answer, call, edited, write
+from engine_runs import simulate
 
 from simdist.chakra.export import MAX_NBYTES, Export, NodeTemplates, ProcessGroups, cautions, refuse_size
 from simdist.chakra.export import write as chakra_write
 from simdist.chakra.schema import NodeType
 from simdist.cost import Varying
-from simdist.engines import simulate
 from simdist.errors import PlanError
 from simdist.plan import Broadcast, Buffer, Plan, Select
 from simdist.plan.group import Group
@@ -141,7 +141,7 @@ def test_loads_of_a_data_set_last_as_long_as_their_own_files():
         ("  fabric: ideal", f"  fabric: ideal\n  {STORAGE}"),
         (
             "steps: 12",
-            "data: {samples: 1024, file_size: {median: 100 kB, sigma: 0.5}}\ninput: {source: storage}\nsteps: 4",
+            "input: {source: storage, data: {samples: 1024, file_size: {median: 100 kB, sigma: 0.5}}}\nsteps: 4",
         ),
     )
     export = export_of("{kind: sync}", text)

@@ -13,11 +13,12 @@ import time
 import numpy as np
 import pytest
 from commandline import LABELS, call, edited, process, write
+from engine_runs import simulate
 
 from simdist import report, scenario
 from simdist.cli import cli, inputs, main
-from simdist.engines import des, fast, simulate
-from simdist.errors import RunError, UnsupportedError
+from simdist.engines import choose, des, vector
+from simdist.errors import RunError
 from simdist.progress import ProgressBar
 from simdist.runs import building
 from simdist.runs.run_directory import PLAN, SIMULATED
@@ -363,7 +364,7 @@ def test_times_are_the_same_without_a_trace_and_no_trace_is_made(tmp_path, capsy
     path = write(tmp_path / "s.yaml", edited(("steps: 12", f"steps: {steps}")))
     traced = document(capsys, "simulate", path, "--engine", engine, "-o", tmp_path / "runs")["rows"]
     table = call(capsys, "simulate", path, "--engine", engine, "--plot", tmp_path / "a.png").out
-    for module in (fast, des):
+    for module in (vector, des):
         monkeypatch.setattr(module, "Trace", fail)
     assert document(capsys, "simulate", path, "--engine", engine)["rows"] == [row | {"trace": None} for row in traced]
     assert call(capsys, "simulate", path, "--engine", engine).out == table
@@ -372,18 +373,19 @@ def test_times_are_the_same_without_a_trace_and_no_trace_is_made(tmp_path, capsy
 def test_without_a_trace_auto_does_by_events_what_fast_refuses(small, capsys, monkeypatch):
     expected = document(capsys, "simulate", small, "--engine", "des")
 
-    def refuse(*_, **__):
-        raise UnsupportedError("not exact")
-
-    monkeypatch.setattr(fast, "measure", refuse)
-    monkeypatch.setattr(fast, "simulate", refuse)
+    refuses = choose.Condition("refuses", "run", lambda run: "not exact")
+    monkeypatch.setattr(choose, "FAST_CANNOT", (refuses,))
     found = document(capsys, "simulate", small)
     for row, other in zip(found["rows"], expected["rows"], strict=True):  # one rank of each kind, up to rounding
         assert row["engine"] == "des"
         numbers = {key: value for key, value in other.items() if isinstance(value, float)}
         assert {key: row[key] for key in numbers} == pytest.approx(numbers, rel=1e-12)
     answer = call(capsys, "simulate", small, "--engine", "fast")
-    assert (answer.code, answer.out, answer.err) == (2, "", f"error: {small}: sync: not exact\n")
+    assert (answer.code, answer.out, answer.err) == (
+        2,
+        "",
+        f"error: {small}: sync: not exact: use --engine des (or auto)\n",
+    )
 
 
 def test_plan_just_made_is_not_priced_again(small, capsys, monkeypatch):
@@ -527,13 +529,13 @@ def test_interruption_without_output_says_that_nothing_was_saved(small, capsys, 
 
 
 def test_interrupted_simulation_names_the_directories_and_traces_it_wrote(small, tmp_path, capsys, monkeypatch):
-    real, calls = des.simulate, []
+    real, calls = des.EventRun.traces, []
 
     def second_time(*args, **options):
         calls.append(args)
         return real(*args, **options) if len(calls) == 1 else interrupt()
 
-    monkeypatch.setattr(des, "simulate", second_time)
+    monkeypatch.setattr(des.EventRun, "traces", second_time)
     answer = call(capsys, "simulate", small, "--engine", "des", "-o", tmp_path / "runs")
     assert answer.code == 130
     sync, local = tmp_path / "runs" / "sync", tmp_path / "runs" / "local-4"
@@ -543,7 +545,7 @@ def test_interrupted_simulation_names_the_directories_and_traces_it_wrote(small,
 
 def test_interrupted_simulation_of_a_run_names_the_copy_it_wrote(small, tmp_path, capsys, monkeypatch):
     document(capsys, "plan", small, "--schedule", "sync", "-o", tmp_path / "run")
-    monkeypatch.setattr(des, "simulate", interrupt)
+    monkeypatch.setattr(des.EventRun, "traces", interrupt)
     answer = call(capsys, "simulate", tmp_path / "run", "--engine", "des", "-o", tmp_path / "copy")
     assert (answer.code, answer.err.strip()) == (130, f"interrupted at sync, 0%; saved: {tmp_path / 'copy'}")
 

@@ -12,9 +12,8 @@ from profiled_jobs import profiles_of, without_input
 
 from simdist import scenario as scenarios
 from simdist.errors import RunError, ScenarioError
-from simdist.profiles import writing
-from simdist.profiles.importing import import_job
-from simdist.profiles.writing import scenario_text, write_scenario
+from simdist.profiles import import_job, write_scenario, writing
+from simdist.profiles.writing import scenario_text
 from simdist.scenario import Imported, Recorded, presets
 from simdist.scenario.warnings import warnings_of
 from simdist.settings.base import listed

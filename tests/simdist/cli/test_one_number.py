@@ -8,8 +8,7 @@ import pytest
 from commandline import call
 from profiled_jobs import Bucket, Delay, Truth, profiles_of, without_input
 
-from simdist.profiles.importing import import_job
-from simdist.profiles.writing import write_scenario
+from simdist.profiles import import_job, write_scenario
 
 LATE = tuple(Delay("host", step % 3, step, 0.05) for step in range(2, 20, 5))
 PLAIN = without_input(n_ranks=4, n_steps=20, jitter=0.05)

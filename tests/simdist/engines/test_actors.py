@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engine_runs import simulate
 from hypothesis import given, settings
 from priced_runs import runs
 
@@ -21,7 +22,6 @@ from simdist import scenario
 from simdist.cost import price
 from simdist.cost.costs import Stage
 from simdist.cost.traffic import Background, Flight, LinkShares, Traffic
-from simdist.engines import simulate
 from simdist.errors import PlanError, RunError, UnsupportedError
 from simdist.plan import AllReduce, Buffer, Forward, Load, Plan, Wait
 from simdist.plan.group import Group

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from engine_runs import alike, des
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from priced_runs import runs
@@ -11,10 +12,12 @@ from timeouts import within_cpu_s
 
 from simdist.cost import price
 from simdist.cost.costs import Costs, Stage
-from simdist.engines import DrawnDelays, alike, des, symmetry
+from simdist.engines import alike as alike_engine
+from simdist.engines import symmetry
 from simdist.engines.symmetry import Symmetry
 from simdist.errors import RunError, UnsupportedError
 from simdist.plan import AllReduce, Buffer, Delay, Lane, Load, Plan, Save
+from simdist.plan.delays import DrawnDelays
 from simdist.plan.group import Group
 from simdist.plan.plan import Run
 from simdist.runs.building import build, delay_sampler, delays
@@ -35,7 +38,8 @@ cluster:
   gpus_per_node: {gpus}
   fabric: {{latency: 3 us, bandwidth: 200 GB/s}}
   network: {{latency: 10 us, bandwidth: {bandwidth}}}
-  oversubscription: {oversubscription}
+  topology:
+    oversubscription: {oversubscription}
 workload:
   tensors: [{tensors}]
   batch_size: 1
@@ -69,7 +73,7 @@ def same(trace, reference):
 def test_all_times_are_those_of_the_ranks_one_by_one(run):
     plan, costs, drawn = run
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(alike, "_MOST_KINDS", 1.0)
+        patch.setattr(alike_engine, "_MOST_KINDS", 1.0)
         try:
             trace = alike.simulate(plan, costs, DrawnDelays(drawn))
         except UnsupportedError:
@@ -109,7 +113,7 @@ def test_sharded_jobs_take_the_times_of_the_ranks_one_by_one(text):
     built = build(scenario, scenario.schedules[0])
     drawn = delays(scenario)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(alike, "_MOST_KINDS", 1.0)
+        patch.setattr(alike_engine, "_MOST_KINDS", 1.0)
         trace = alike.simulate(built.plan, built.costs, DrawnDelays(drawn))
     same(trace, des.simulate(built.plan, built.costs, drawn))
 
@@ -121,7 +125,7 @@ def test_several_seeds_are_broken_down_like_their_traces(text):
     built = build(scenario, scenario.schedules[0])
     seeds = [3, 4, 5]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(alike, "_MOST_KINDS", 1.0)
+        patch.setattr(alike_engine, "_MOST_KINDS", 1.0)
         measured = alike.measure(built.plan, built.costs, delay_sampler(scenario, seeds), n_seeds=len(seeds))
         step_s = alike.step_s(built.plan, built.costs, delay_sampler(scenario, seeds), n_seeds=len(seeds))
     np.testing.assert_allclose(step_s, measured.step_s, rtol=1e-12)
@@ -198,13 +202,13 @@ def test_a_kind_of_one_rank_is_not_taken_for_one_of_three():
 def counted_courses(monkeypatch):
     """Count the spans that are simulated."""
     courses = []
-    run = alike._Events.run
+    run = alike_engine._Events.run
 
     def counting(events, *arguments):
         courses.append(events)
         return run(events, *arguments)
 
-    monkeypatch.setattr(alike._Events, "run", counting)
+    monkeypatch.setattr(alike_engine._Events, "run", counting)
     return courses
 
 
@@ -277,7 +281,7 @@ def test_transfers_that_never_end_with_a_step_are_simulated_in_one_span():
 
 
 def test_a_span_of_too_many_instances_is_refused(monkeypatch):
-    monkeypatch.setattr(alike, "_MOST_INSTANCES", 20)
+    monkeypatch.setattr(alike_engine, "_MOST_INSTANCES", 20)
     plan, costs = saving(60, every=1)
     with pytest.raises(UnsupportedError, match="transfers go on from step to step"):
         alike.simulate(plan, costs, DrawnDelays({}))
@@ -305,7 +309,7 @@ def test_ranks_that_all_differ_in_a_later_step_are_refused_if_they_are_many(monk
     late_s = np.zeros((1, 2, 8))
     late_s[0, 1] = np.arange(8.0)
     same(alike.simulate(plan, costs, DrawnDelays({"host": late_s})), des.simulate(plan, costs, {"host": late_s}))
-    monkeypatch.setattr(alike, "_MOST_LATER", 4)
+    monkeypatch.setattr(alike_engine, "_MOST_LATER", 4)
     with pytest.raises(UnsupportedError, match="8 of 8 ranks are like no other"):
         alike.simulate(plan, costs, DrawnDelays({"host": late_s}))
 
@@ -409,7 +413,7 @@ def test_partitions_that_are_forgotten_give_the_same_times(monkeypatch):
 
 def test_transfers_that_never_end_are_named(monkeypatch):
     plan, costs = crossing()
-    monkeypatch.setattr(alike, "TOGETHER", -1e-3)  # then not even the transfer that is due first is due
+    monkeypatch.setattr(alike_engine, "TOGETHER", -1e-3)  # then not even the transfer that is due first is due
     text = r"nothing can happen any more at [\d.]+ s: all_reduce\(far.* still has .* bytes at .* B/s"
     with within_cpu_s(10.0), pytest.raises(RunError, match=text):
         alike.simulate(plan, costs, DrawnDelays({"host": np.zeros((1, 1, 8))}))
@@ -418,7 +422,7 @@ def test_transfers_that_never_end_are_named(monkeypatch):
 def test_links_that_differ_are_refused():
     plan, costs = crossing()
     slow = Costs(costs.resources, costs.capacity_Bps, costs.of, costs.contested, shares={0: 0.5})
-    with pytest.raises(UnsupportedError, match="links that differ"):
+    with pytest.raises(UnsupportedError, match="links differ from others"):
         alike.simulate(plan, slow, DrawnDelays({"host": np.zeros((1, 1, 8))}))
 
 

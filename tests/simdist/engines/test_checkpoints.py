@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import pytest
+from engine_runs import des, fast
 
 from simdist import scenario
-from simdist.engines import des, fast
 from simdist.errors import UnsupportedError
 from simdist.plan import ops
 from simdist.runs.building import build, delays, traffic

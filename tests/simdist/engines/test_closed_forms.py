@@ -5,12 +5,13 @@ import functools
 import closed_forms
 import numpy as np
 import pytest
+from engine_runs import des, fast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simdist import scenario
 from simdist.cost import price
-from simdist.engines import DrawnDelays, des, fast
+from simdist.plan.delays import DrawnDelays
 from simdist.runs.building import build, delay_sampler, job
 from simdist.scenario.cluster import Cluster, Link
 from simdist.scenario.workload import Tensor, Workload

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import plans
 import pytest
+from engine_runs import des, fast, simulate
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 from priced_runs import WITHOUT_STORAGE, arrays, clusters, delays_of, runs, workloads
@@ -17,7 +18,7 @@ from priced_runs import WITHOUT_STORAGE, arrays, clusters, delays_of, runs, work
 import simdist
 from simdist.cost import price
 from simdist.cost.costs import Shared, Stage, Transfer
-from simdist.engines import DrawnDelays, des, fast, first_exact, recurrence, simulate
+from simdist.engines import choose, recurrence
 from simdist.engines.network import fluid
 from simdist.errors import PlanError, UnsupportedError
 from simdist.plan import (
@@ -37,6 +38,7 @@ from simdist.plan import (
     lane_of,
 )
 from simdist.plan.check import check
+from simdist.plan.delays import DrawnDelays
 from simdist.plan.group import Group
 from simdist.plan.walk import drops_late, walk
 from simdist.scenario.cluster import Cluster, Link, Storage
@@ -162,7 +164,7 @@ def test_one_rank_and_one_seed_stand_for_all_only_where_they_are_alike(data):
         np.testing.assert_array_equal(getattr(measured, name), np.repeat(getattr(expected, name), 3, axis=1))
     np.testing.assert_array_equal(measured.makespan_s, np.repeat(expected.makespan_s, 3))
     assert together.tolist() == [break_down(fast.simulate(plan, each, {})).step_s[0] for each in (costs, other)]
-    stands_for_all = fast._of_one_rank(plan, fast._prices(plan, [costs], 1)) is not None
+    stands_for_all = choose.all_ranks_are_alike(plan, costs)
     event("one for all" if stands_for_all else "each its own")
 
 
@@ -494,14 +496,15 @@ def test_chunks_of_delays_do_not_change_any_time(monkeypatch):
 WRITE_A_TRACE = """
 import hashlib, sys
 from pathlib import Path
-from simdist import engines, scenario
+from engine_runs import simulate
+from simdist import scenario
 from simdist.runs import building
 chosen = scenario.loads(sys.argv[1])
 for number, schedule in enumerate(chosen.schedules):
     built = building.build(chosen, schedule)
     for engine in ("des", "fast"):
         path = Path(sys.argv[2]) / f"{number}-{engine}.npz"
-        engines.simulate(built.plan, built.costs, building.delays(chosen), engine=engine).save(path)
+        simulate(built.plan, built.costs, building.delays(chosen), engine=engine).save(path)
         print(schedule.name, engine, hashlib.sha256(path.read_bytes()).hexdigest())
 """
 
@@ -545,21 +548,3 @@ def test_streams_run_in_order_and_concurrently():
         by_stream.setdefault(lane_of(instance.op).stream, []).append(instance.index)
     for rows in by_stream.values():
         assert (trace.start_s[rows[1:]] >= trace.end_s[rows[:-1]]).all()
-
-
-def test_engines_are_tried_in_order_until_one_does_not_refuse():
-    asked = []
-
-    def attempt(name, answer=None):
-        def simulated():
-            asked.append(name)
-            if answer is None:
-                raise UnsupportedError(f"{name} refuses")
-            return answer
-
-        return simulated
-
-    assert first_exact(attempt("a"), attempt("b", 2), attempt("c", 3)) == 2
-    assert asked == ["a", "b"]
-    with pytest.raises(UnsupportedError, match="b refuses"):
-        first_exact(attempt("a"), attempt("b"))

@@ -6,11 +6,11 @@ from multiprocessing import get_context
 
 import numpy as np
 import pytest
+from engine_runs import fast
+from engine_runs import simulate as simulate_plan
 from messages import assert_message
 from one_transfer import BASE, scenario_with
 
-from simdist import engines
-from simdist.engines import fast
 from simdist.errors import UnsupportedError
 from simdist.runs.building import build, delays, price_of, simulate, traffic
 from simdist.scenario import loads
@@ -76,7 +76,7 @@ def test_flows_that_come_and_go_take_what_a_markov_chain_says():
     scenario = scenario_with(background=flows)
     built = build(scenario, scenario.schedules[0])
     links = [traffic(scenario, built.costs, seed) for seed in range(400)]
-    runs = (engines.simulate(built.plan, built.costs, {}, traffic=each) for each in links)
+    runs = (simulate_plan(built.plan, built.costs, {}, traffic=each) for each in links)
     found_s = np.array([run.makespan_s for run in runs]) - 2.0
     assert abs(found_s.mean() - right_s) < 3 * found_s.std(ddof=1) / math.sqrt(len(found_s))
     assert found_s.min() == pytest.approx(1.0)

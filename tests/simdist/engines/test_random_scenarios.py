@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from engine_runs import alike, des, fast
 from random_scenarios import random_scenario
 from timeouts import within_cpu_s
 
-from simdist.engines import DrawnDelays, alike, des, fast
 from simdist.errors import UnsupportedError
+from simdist.plan.delays import DrawnDelays
 from simdist.runs.building import build, delays
 
 ARRAYS = ("ready_s", "start_s", "end_s")

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from engine_runs import des, fast
 from hypothesis import given, settings
 from priced_runs import runs
 from traces import STEP, plan_of, trace_of, two_steps
 
-from simdist.engines import des, fast
 from simdist.engines.recurrence import Durations
 from simdist.engines.replay import Timing, replay, step_end_s, timing
 from simdist.errors import TraceError, UnsupportedError

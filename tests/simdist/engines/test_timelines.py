@@ -10,9 +10,9 @@ import re
 
 import numpy as np
 import pytest
+from engine_runs import des, fast
 
 from simdist.cost import price
-from simdist.engines import des, fast
 from simdist.errors import UnsupportedError
 from simdist.plan import AllReduce, Backward, Buffer, Delay, Forward, Load, Optimize, Plan, Wait
 from simdist.plan.group import Group

@@ -7,8 +7,8 @@ import learners
 import numpy as np
 import pytest
 from commandline import SMALL, call, edited, write
+from engine_runs import simulate
 
-from simdist import engines
 from simdist.learning import training
 from simdist.learning.curves import parse_target
 from simdist.plan.walk import drops_late
@@ -63,7 +63,7 @@ def test_steps_and_seconds_to_the_target_are_those_of_curves_and_traces(learn, s
         for seed, n_steps in zip(seeds, steps, strict=True):
             one = job.model_copy(update={"seed": seed})
             built = build(one, schedule)
-            ends_s.append(step_end_s(engines.simulate(built.plan, built.costs, delays(one)))[n_steps - 1].max())
+            ends_s.append(step_end_s(simulate(built.plan, built.costs, delays(one)))[n_steps - 1].max())
         found_s[schedule.name] = np.mean(ends_s)
         assert row["steps_to_target"] == pytest.approx(np.mean(steps))
         assert row["target_s"] == pytest.approx(np.mean(ends_s))
@@ -133,7 +133,7 @@ def test_who_is_late_in_the_simulation_is_late_in_the_training(learn, scenario, 
     assert learn(tmp_path / "backup.yaml", tmp_path / "d", "--seeds", "1").code == 0
     (run,) = [each for each in trained(tmp_path / "d") if each["label"] == "backup-2"]
     built = build(job, job.schedules[1])
-    late = engines.simulate(built.plan, built.costs, delays(job)).late
+    late = simulate(built.plan, built.costs, delays(job)).late
     of_updates = [list(late[row]) for row in drops_late(built.plan)]
     assert [len(ranks) for ranks in of_updates] == [2] * 12
     assert [run["late"][row] for row in sorted(run["late"], key=int) if len(run["late"][row]) == 2] == of_updates

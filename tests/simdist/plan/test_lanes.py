@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engine_runs import simulate
 from traces import plan_of
 
-from simdist import engines
 from simdist.chakra.export import Export
 from simdist.cost import price
 from simdist.engines import replay
@@ -75,7 +75,7 @@ def other(known):
 
 
 def traces_of(*runs, engine="fast"):
-    return [engines.simulate(plan, costs, delays, engine=engine) for plan, costs, delays, _ in runs]
+    return [simulate(plan, costs, delays, engine=engine) for plan, costs, delays, _ in runs]
 
 
 def test_plan_lists_it_after_the_lanes_that_all_plans_have(known, other):
@@ -124,7 +124,7 @@ def test_exposed_exchange_is_communication_and_no_time_of_the_host():
     step = (AllReduce("param", Group(4), lane=EIGHTH), Copy("param", "copy"))
     plan = plan_of(step, step, world_size=4, count=100_000)
     costs = price(plan, SCENARIO.cluster, SCENARIO.workload)
-    found = break_down(engines.simulate(plan, costs, {}, engine="des"))
+    found = break_down(simulate(plan, costs, {}, engine="des"))
     np.testing.assert_allclose(found.comm_s + found.compute_s, found.makespan_s + np.zeros((4, 1)), rtol=1e-12)
     assert found.comm_s.min() > 0.9 * found.makespan_s
     assert found.host_s.max() == 0
@@ -183,7 +183,7 @@ def test_pictures_have_a_row_for_it(known, other):
 def test_many_lanes_have_threads_of_their_own_in_a_viewer():
     step = [AllReduce(f"param.{n}", Group(2), lane=Lane(f"own {n}", "comm", f"own {n}")) for n in range(8)]
     plan = plan_of(tuple(step), world_size=2)
-    trace = engines.simulate(plan, price(plan, TWO_NODES, SCENARIO.workload), {}, engine="des")
+    trace = simulate(plan, price(plan, TWO_NODES, SCENARIO.workload), {}, engine="des")
     events = json.loads("".join(chrome_trace(trace)))["traceEvents"]
     spans = {(event["pid"], event["tid"]) for event in events if event["ph"] == "X" and event["cat"].startswith("own")}
     assert len(spans) == 2 * 8
@@ -206,7 +206,7 @@ def test_an_actor_can_hold_it(other, name):
         yield cluster.rank(1).hold(name, 1.0)
 
     plan, costs, delays, _ = other
-    trace = engines.simulate(plan, costs, delays, engine="des", actors=[actor])
+    trace = simulate(plan, costs, delays, engine="des", actors=[actor])
     assert trace.end_s.max() > 1.0
 
 
@@ -216,7 +216,7 @@ def test_a_lane_that_is_not_in_the_plan_cannot_be_held(known):
 
     plan, costs, delays, _ = known
     with pytest.raises(Exception, match="lane 'eighth': there are host, compute, comm, io, save, average"):
-        engines.simulate(plan, costs, delays, engine="des", actors=[actor])
+        simulate(plan, costs, delays, engine="des", actors=[actor])
 
 
 def test_pushes_and_pulls_are_shown_as_communication():

@@ -7,7 +7,7 @@ import pytest
 from profiled_jobs import Delay, changed, profiles_of, without_input
 
 from simdist.errors import TraceError
-from simdist.profiles.importing import import_job
+from simdist.profiles import import_job
 from simdist.profiles.job.job import assemble
 
 JOB = without_input(n_ranks=4, n_steps=12)

@@ -11,8 +11,8 @@ from profiled_jobs import profiles_of, without_input
 from simdist import scenario as scenarios
 from simdist.errors import ScenarioError
 from simdist.plan.group import Group
+from simdist.profiles import ImportOptions, import_job
 from simdist.profiles.estimates.links import Fabric, fabric_of_gpus, fitted_line, predicted_s
-from simdist.profiles.importing import ImportOptions, import_job
 from simdist.scenario import Link, presets
 
 TRUTH = without_input(n_ranks=8, n_steps=4, gpus_per_node=4)

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from simdist.profiles.job.in_turn import in_turn_s
-from simdist.profiles.job.matching import CollectiveKey, Matched, RankClocks
+from simdist.profiles.job.matching import CollectiveKey, Matched, RankClocks, in_turn_s
 
 N_STEPS, N_PLACES, N_RANKS = 40, 12, 4
 TRANSFER_S = 0.002

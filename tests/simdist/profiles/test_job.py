@@ -8,7 +8,7 @@ from kineto_truth import Device
 from profiled_jobs import Bucket, Delay, Truth, changed, profiles_of, without_input
 
 from simdist.errors import ScenarioError, TraceError
-from simdist.profiles.importing import ImportOptions, import_job
+from simdist.profiles import ImportOptions, import_job
 from simdist.profiles.job.job import assemble, grouped
 from simdist.profiles.job.layout import find_layout
 from simdist.profiles.steps.model import RankProfile

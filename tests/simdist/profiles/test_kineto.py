@@ -14,10 +14,10 @@ import pytest
 from msgspec import Raw
 
 from simdist.errors import TraceError
+from simdist.profiles import find_traces, profile_all
 from simdist.profiles.kineto.events import Args, Event, args_of
 from simdist.profiles.kineto.reading import TraceFile
 from simdist.profiles.steps.model import RankProfile
-from simdist.profiles.trace_files import find_traces, profile_all
 
 
 def operator(name="aten::mm", *, at=0.0, **others):

@@ -7,16 +7,16 @@ from typing import Literal
 import numpy as np
 import pytest
 from commandline import call
+from engine_runs import simulate
 from kineto_truth import Device
 from numpy.typing import NDArray
 from profiled_jobs import Bucket, Delay, Truth, profiles_of
 from sharded_traces import N_UNITS, SAMPLES, write_sharded
 from traced_plans import step_s, write_traces
 
-from simdist.engines import simulate
 from simdist.plan.delays import Delays
 from simdist.plan.ops import Channel
-from simdist.profiles.importing import ImportedJob, import_job
+from simdist.profiles import ImportedJob, import_job
 from simdist.profiles.steps.ranks import profile_rank
 from simdist.runs.building import build
 from simdist.scenario import Scenario, load, loads

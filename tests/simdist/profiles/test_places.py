@@ -11,10 +11,10 @@ from kineto_traces import write_job
 from profiled_jobs import Delay, profiles_of, without_input
 from sharded_traces import write_sharded
 
+from simdist.profiles import import_job
 from simdist.profiles.estimates.places import Place
 from simdist.profiles.estimates.recurring import period, trend
 from simdist.profiles.estimates.stragglers import Straggler, repeated
-from simdist.profiles.importing import import_job
 from simdist.profiles.steps.ranks import profile_rank
 
 JOB = without_input(n_ranks=4, n_steps=24, first_step=10, jitter=0.02)

@@ -12,8 +12,8 @@ from sharded_traces import N_UNITS, write_sharded
 from traced_plans import Told, step_s, without_delays, write_traces
 
 from simdist.errors import TraceError
+from simdist.profiles import ImportedJob, ImportOptions, import_job
 from simdist.profiles.estimates.sharded_model import ShardedModel
-from simdist.profiles.importing import ImportedJob, ImportOptions, import_job
 from simdist.profiles.steps.ranks import profile_rank
 from simdist.profiles.summaries import read_summary
 from simdist.runs.building import build

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engine_runs import simulate
 from sharded_traces import BACKWARD_MS, FORWARD_MS, NAMED_UNITS, UPDATE_MS, write_blocking
 
-from simdist.engines import simulate
+from simdist.profiles import ImportedJob, import_job
 from simdist.profiles.estimates.base import parts
-from simdist.profiles.importing import ImportedJob, import_job
 from simdist.profiles.job.job import assemble
 from simdist.profiles.steps.model import RankStep, TracedCollective
 from simdist.profiles.steps.ranks import profile_rank

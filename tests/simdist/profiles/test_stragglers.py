@@ -7,8 +7,8 @@ import pytest
 from covers import cover
 from profiled_jobs import Delay, profiles_of, without_input
 
+from simdist.profiles import import_job
 from simdist.profiles.estimates.stragglers import DelayTable, Straggler, find_common, find_stragglers, noise_of, without
-from simdist.profiles.importing import import_job
 from simdist.profiles.job.layout import RankLayout
 
 QUIET_S = 0.005

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from engine_runs import simulate
 from profiled_jobs import Delay, Truth, profiles_of, without_input
 
-from simdist.engines import simulate
-from simdist.profiles.importing import ImportedJob, import_job
+from simdist.profiles import ImportedJob, import_job
 from simdist.runs.building import build
 from simdist.whatif import find_slowdown
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from profiled_jobs import Bucket, Delay, profiles_of, without_input
 
-from simdist.profiles.importing import ImportOptions, import_job
+from simdist.profiles import ImportOptions, import_job
 
 ALIKE = tuple(Bucket((count,), 0.003, count * 16e-9) for count in (250_000, 260_000, 255_000, 255_000))
 JOB = without_input(n_ranks=8, n_steps=20, gpus_per_node=4, jitter=0.05, missing=(5,))

@@ -7,10 +7,10 @@ import pytest
 from kineto_traces import Delay, Truth, write_job
 from profiled_jobs import profiles_of
 
-from simdist.profiles.importing import import_job
+from simdist.profiles import import_job
+from simdist.profiles.job.exchanges import transfers_of
 from simdist.profiles.job.kind import find_kind
 from simdist.profiles.job.step_budget import step_budget
-from simdist.profiles.job.transfers import transfers_of
 from simdist.profiles.steps.ranks import profile_rank
 from simdist.profiles.steps.step_parts import EXPOSED
 

@@ -18,6 +18,7 @@ from simdist.plan.check import check
 from simdist.plan.group import Group
 from simdist.plan.lanes import COMM
 from simdist.proof import prove, prover
+from simdist.proof.layout import AtomLayout
 from simdist.proof.symbols import Tag, Value, Weights, gathered
 from simdist.schedules import InputPath, Job, Schedule, kinds
 from simdist.schedules.fsdp import FSDP
@@ -721,24 +722,24 @@ class Forgetful(dict):
         return False
 
 
-def weights_of_each_atom(self: prover._Proof, name: str, weights: dict[Tag, Weights]) -> Value:
-    """Return what `_Proof._value` does, with weights of its own for every atom."""
-    places = self._places(name)
+def weights_of_each_atom(self: AtomLayout, name: str, weights: dict[Tag, Weights]) -> Value:
+    """Return what `AtomLayout.value` does, with weights of its own for every atom."""
+    places = self.places(name)
     separate = {tag: Weights(each.of_atoms(places.n_atoms) + 0, each.denominator) for tag, each in weights.items()}
     return Value(places, separate)
 
 
 def separately(patch: pytest.MonkeyPatch) -> None:
     """Let proofs compute each buffer by itself, and each of its atoms."""
-    start = prover._Proof.__init__
+    start = prover._StepState.__init__
 
-    def forget(self: prover._Proof, *arguments: Any) -> None:
+    def forget(self: prover._StepState, *arguments: Any) -> None:
         start(self, *arguments)
-        self._moved = Forgetful()
-        self._compared = Forgetful()
+        self.moved = Forgetful()
+        self.compared = Forgetful()
 
-    patch.setattr(prover._Proof, "__init__", forget)
-    patch.setattr(prover._Proof, "_value", weights_of_each_atom)
+    patch.setattr(prover._StepState, "__init__", forget)
+    patch.setattr(AtomLayout, "value", weights_of_each_atom)
 
 
 @pytest.mark.slow

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from engine_runs import simulate
 from matplotlib.text import Text
 
-from simdist.engines import simulate
 from simdist.errors import ScenarioError, TraceError
 from simdist.report import save
 from simdist.report.figures import panels

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import simdist
+from simdist import sweeps
 from simdist.errors import RunError, ScenarioError, UnsupportedError
+from simdist.learning.answer import LearnedSchedules
 from simdist.learning.curves import Curve, parse_target
-from simdist.learning.summary import Learned, LearnedSchedules
+from simdist.learning.summary import Learned
 from simdist.learning.timing import TimedSchedule
 from simdist.runs.building import delays
 from simdist.scenario import load
@@ -18,7 +20,7 @@ from simdist.studies.data_knobs import knob_effects
 from simdist.studies.epochs import find_epochs
 from simdist.studies.measuring import ScheduleTimes
 from simdist.studies.tolerable_rate import Tolerances, tolerances
-from simdist.sweeps import InProcess, read_results, run
+from simdist.sweeps import InProcess, read_results
 from simdist.sweeps import load as load_sweep
 from simdist.traces.breakdown import STATES, break_down
 from simdist.traces.waiting import attribute_waiting
@@ -28,7 +30,7 @@ from simdist.whatif import find_gains, find_slowdown
 
 ROOT = Path(__file__).parents[3]
 JOB = load(ROOT / "docs" / "examples" / "first.yaml").changed(steps=8, schedules=["sync", "local-4"])
-STALLS = load(ROOT / "docs" / "examples" / "stalls.yaml").changed({"data.samples": 512, "steps": "2 epochs"})
+STALLS = load(ROOT / "docs" / "examples" / "stalls.yaml").changed({"input.data.samples": 512, "steps": "2 epochs"})
 
 
 class StoppedError(BaseException):
@@ -50,7 +52,7 @@ def results(tmp_path_factory):
         }
     )
     folder = tmp_path_factory.mktemp("swept")
-    run(sweep, folder, workers=InProcess())
+    sweeps.sweep(sweep, folder, workers=InProcess())
     return read_results([folder])
 
 
@@ -195,7 +197,7 @@ def test_picture_of_a_sweep_has_a_panel_for_each_size_and_a_line_for_each_schedu
 
 def test_results_that_vary_no_number_cannot_be_drawn(tmp_path: Path) -> None:
     sweep = load_sweep({"scenario": JOB, "vary": {"host.waits_for": ["loss", "update"]}, "seeds": 1})
-    run(sweep, tmp_path, workers=InProcess())
+    sweeps.sweep(sweep, tmp_path, workers=InProcess())
     with pytest.raises(ScenarioError, match="vary no number over which speed-ups could be drawn"):
         read_results([tmp_path]).plot()
 
@@ -257,7 +259,7 @@ def test_actors_run_beside_every_schedule_and_seed() -> None:
     assert len(started) == 4
     assert {row.engine for row in rows} == {"des"}
     assert [row.step_s for row in rows] == pytest.approx([row.step_s for row in simdist.compare(JOB, n_seeds=2)])
-    with pytest.raises(UnsupportedError, match="actors need every event"):
+    with pytest.raises(UnsupportedError, match="need every event"):
         simdist.compare(JOB, n_seeds=2, engine="fast", actors=[watch])
 
 
@@ -278,7 +280,7 @@ def test_sweep_from_a_mapping_names_the_path_of_what_is_wrong() -> None:
 def test_a_varied_period_is_one_line_of_its_kind_with_a_tick_at_each_value(tmp_path: Path) -> None:
     job = JOB.changed(schedules=["sync", {"kind": "local_sgd", "period": 2}])
     sweep = load_sweep({"scenario": job, "vary": {"schedules[1].period": [2, 4, 8]}, "seeds": 1})
-    run(sweep, tmp_path, workers=InProcess())
+    sweeps.sweep(sweep, tmp_path, workers=InProcess())
     (axes,) = read_results([tmp_path]).plot().axes
     assert [line.get_label() for line in axes.get_lines()] == ["sync", "local_sgd"]
     assert axes.get_lines()[1].get_xdata().tolist() == [2, 4, 8]

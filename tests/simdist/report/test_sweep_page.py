@@ -10,6 +10,7 @@ from browser import chromium, opened
 from commandline import SMALL, call, edited, write
 from html_pages import Page, contrast, page_of
 
+from simdist import sweeps
 from simdist.files import read_jsonl
 from simdist.jobs.store import DESIGN, ROWS
 from simdist.report.page.document import DARK, LIGHT
@@ -18,9 +19,9 @@ from simdist.report.page.sections.sweep_chart import marks
 from simdist.report.page.sections.sweep_fastest import fastest_conclusion
 from simdist.report.page.sections.sweep_rows import sweep_data
 from simdist.report.page.sweep_model import read_sweep_report, varying_fields
-from simdist.sweeps import InProcess, frame, load, read_results, run
+from simdist.sweeps import InProcess, frame, load, read_results
+from simdist.sweeps.fastest import fastest
 from simdist.sweeps.fields import Choice
-from simdist.sweeps.selection import fastest
 
 GRID = """\
 scenario: small.yaml
@@ -64,7 +65,7 @@ def swept(folder: Path, sweep: str, scenario: str = SMALL) -> Path:
     """Compute a sweep in this process; return its folder."""
     folder.mkdir(exist_ok=True)
     write(folder / "small.yaml", scenario)
-    run(load(write(folder / "study.yaml", sweep)), folder / "out", workers=InProcess())
+    sweeps.sweep(load(write(folder / "study.yaml", sweep)), folder / "out", workers=InProcess())
     return folder / "out"
 
 

@@ -1,9 +1,9 @@
 """A rate of several GPUs: the job that reached it reaches it when it is simulated."""
 
 import pytest
+from engine_runs import simulate
 
 from simdist.configurations.rates import Rate, measured_rates
-from simdist.engines import simulate
 from simdist.runs.building import build
 from simdist.runs.measured_rates import schedule_of_rate, utilization_of_rate
 from simdist.scenario import Scenario, load_cluster, presets

@@ -6,9 +6,9 @@ import shutil
 import numpy as np
 import pytest
 from commandline import SMALL, edited
+from engine_runs import simulate
 
 from simdist.cost import price
-from simdist.engines import simulate
 from simdist.errors import PlanError, RunError, ScenarioError, TraceError
 from simdist.runs import run_directory
 from simdist.runs.building import build, delays

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from commandline import call, write
+from engine_runs import simulate
 
-from simdist.engines import simulate
 from simdist.errors import ScenarioError
 from simdist.runs import run_directory
 from simdist.runs.building import build, delays

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from engine_runs import des, fast, simulate
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from simdist.engines import des, fast, simulate
 from simdist.errors import ScenarioError
 from simdist.runs.building import build, delays
 from simdist.scenario import Pauses, Persistent, UnevenWork, dump, loads, sampler

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engine_runs import des, fast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simdist import sweeps
 from simdist.chakra.export import Export
-from simdist.engines import DrawnDelays, des, fast
 from simdist.engines.replay import timing
 from simdist.errors import PlanError, TraceError
 from simdist.plan import AllReduce, Enter, Group, Plan, Result, Servers
 from simdist.plan.check import check
-from simdist.plan.delays import delay_shapes
+from simdist.plan.delays import DrawnDelays, delay_shapes
 from simdist.plan.ops import entering
 from simdist.plan.walk import drops_late
 from simdist.proof import prove
@@ -32,7 +33,7 @@ from simdist.schedules.job import Shape
 from simdist.studies.comparison import compare
 from simdist.studies.facets import GRADIENTS, GradientsUsed
 from simdist.studies.validation import validate
-from simdist.sweeps import InProcess, run
+from simdist.sweeps import InProcess
 from simdist.sweeps import loads as loads_sweep
 from simdist.sweeps.results import frame, read_results
 from simdist.traces.breakdown import STATES, break_down
@@ -434,7 +435,7 @@ def test_sweeps_runs_and_their_pages_say_which_share_of_the_gradients_updates_us
     settings = {"scenario": scenario.model_dump(mode="json"), "vary": {"schedules[1].backup": [1, 2]}, "seeds": 1}
     sweep = loads_sweep(json.dumps(settings))
     sweep_folder, run_folder = tmp_path / "sweep", tmp_path / "runs"
-    run(sweep, sweep_folder, workers=InProcess())
+    sweeps.sweep(sweep, sweep_folder, workers=InProcess())
     for schedule in scenario.schedules:
         one, built = scenario.model_copy(update={"schedules": (schedule,)}), build(scenario, schedule)
         drawn = delays(scenario)

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from engine_runs import simulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simdist.engines import simulate
 from simdist.errors import PlanError
 from simdist.plan import AllReduce, Backward, Copy, Forward, Group, Optimize, Pack, Plan, Tick, Unpack, op_text
 from simdist.plan.plan import Buffer

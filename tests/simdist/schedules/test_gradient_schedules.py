@@ -4,10 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
+from engine_runs import des, fast
 
 from simdist import scenario
 from simdist.cost import Shared
-from simdist.engines import des, fast
 from simdist.errors import PlanError, ScenarioError
 from simdist.plan import (
     COLLECTIVES,

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from engine_runs import simulate
 from fsdp_ranks import late_jobs, random_lateness, rows_of_ranks
 from fsdp_rules import rows_by_rules
 from sharded import rows_of, schedule_of
 
-from simdist.engines import DrawnDelays, simulate
 from simdist.plan import Channel
+from simdist.plan.delays import DrawnDelays
 from simdist.runs.building import build, delay_sampler, delays
 from simdist.scenario import Scenario, loads
 from simdist.studies.comparison import compare

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from engine_runs import simulate
 from fsdp_rules import rows_by_rules
 from fsdp_settings import random_settings
 from hypothesis import given
@@ -10,7 +11,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from sharded import Seconds, plan_of, priced, rows_of, schedule_of, step_s, times
 
-from simdist.engines import simulate
 from simdist.errors import SimdistError
 from simdist.plan import AllGather, AllReduce, Group, Wait, lane_of
 from simdist.plan.check import check

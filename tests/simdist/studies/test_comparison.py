@@ -227,7 +227,7 @@ def test_batches_of_seeds_do_not_change_any_number(monkeypatch):
     chosen = small()
     built = build(chosen, chosen.schedules[2])
     whole = measure(chosen, built, n_seeds=7)
-    monkeypatch.setattr("simdist.studies.measuring._BATCH_VALUES", 16)
+    monkeypatch.setattr("simdist.engines.vector._BATCH_VALUES", 16)
     split = measure(chosen, built, n_seeds=7)
     np.testing.assert_array_equal(split.step_s, whole.step_s)
     for state in STATES:
@@ -274,7 +274,7 @@ def test_delays_are_drawn_once_for_all_schedules_if_they_are_few(most_values, n_
 
 @pytest.mark.parametrize("engine", ["fast", "des"])
 def test_progress_counts_rank_steps_up_to_all_of_them(engine, monkeypatch):
-    monkeypatch.setattr("simdist.studies.measuring._BATCH_VALUES", 16)
+    monkeypatch.setattr("simdist.engines.vector._BATCH_VALUES", 16)
     chosen, told = small(), []
     built = build(chosen, chosen.schedules[0])
     measure(chosen, built, n_seeds=3, engine=engine, progress=lambda *told_now: told.append(told_now))

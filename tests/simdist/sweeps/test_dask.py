@@ -28,9 +28,10 @@ from sweeps import (
 )
 from timeouts import TIMEOUT_S, await_end
 
+from simdist import sweeps
 from simdist.errors import RunError, ScenarioError
 from simdist.jobs import dask
-from simdist.sweeps import load, run
+from simdist.sweeps import load
 
 pytest.importorskip("distributed")
 
@@ -90,7 +91,7 @@ def test_row_that_kills_its_worker_fails_alone_on_a_cluster(tmp_path, shared):
     vary = "{'schedules[1].does': [exits, nothing], seed: [1, 2]}"
     path = sweep_file(tmp_path, vary, schedules=f"[{{kind: sync}}, {BAD % ('nothing', 'x')}]")
     with dask.connected(str(shared)) as workers:
-        outcome = run(load(path), tmp_path / "out", workers=workers)
+        outcome = sweeps.sweep(load(path), tmp_path / "out", workers=workers)
     assert (outcome.n_rows, outcome.n_failed) == (8, 2)
     assert {message for _, message in failures(tmp_path / "out")} == {
         "its worker died (KilledWorker): out of memory, or killed?"
@@ -101,7 +102,7 @@ def test_row_that_kills_its_worker_fails_alone_on_a_cluster(tmp_path, shared):
 def test_row_that_never_ends_is_interrupted_on_a_cluster(tmp_path, shared):
     path = endless(tmp_path)
     with dask.connected(str(shared)) as workers:
-        outcome = run(load(path), tmp_path / "out", workers=workers)
+        outcome = sweeps.sweep(load(path), tmp_path / "out", workers=workers)
     assert outcome.n_failed == 2
     assert all(message.startswith("not done after 0.5 s") for _, message in failures(tmp_path / "out"))
 

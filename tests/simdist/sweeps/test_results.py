@@ -13,6 +13,7 @@ import pytest
 from commandline import SMALL, call, edited, write
 from data_sets import DATA_CLUSTER
 
+from simdist import sweeps
 from simdist.cli import main
 from simdist.errors import RunError, ScenarioError
 from simdist.files import read_jsonl
@@ -21,9 +22,9 @@ from simdist.runs import run_directory
 from simdist.scenario import loads as scenario_of
 from simdist.studies.comparison import compare
 from simdist.studies.facets import EPOCHS
-from simdist.sweeps import InProcess, LocalPool, frame, load, read_results, run, write_plans
+from simdist.sweeps import InProcess, LocalPool, frame, load, read_results, write_plans
+from simdist.sweeps.fastest import fastest
 from simdist.sweeps.results import csv_text
-from simdist.sweeps.selection import fastest
 from simdist.sweeps.table import columns
 from simdist.traces.breakdown import break_down
 
@@ -51,7 +52,7 @@ def computed(folder: Path, sweep: str = SWEEP, scenario: str = TWO) -> Path:
     """Compute a sweep in this process; return its folder."""
     folder.mkdir(exist_ok=True)
     write(folder / "small.yaml", scenario)
-    run(load(write(folder / "study.yaml", sweep)), folder / "out", workers=InProcess())
+    sweeps.sweep(load(write(folder / "study.yaml", sweep)), folder / "out", workers=InProcess())
     return folder / "out"
 
 
@@ -167,10 +168,9 @@ def test_without_its_baseline_a_point_has_no_speedups_and_that_is_said_once(mine
 def test_epochs_of_a_data_set_have_columns(tmp_path):
     scenario = f"""{DATA_CLUSTER}\
 workload: {{tensors: [{{name: w, count: 1000}}], batch_size: 4, sample_size: 1 kB, forward: 2 ms}}
-data: {{samples: 32, file_size: 100 kB}}
-input: {{source: storage}}
+input: {{source: storage, data: {{samples: 32, file_size: 100 kB}}}}
 steps: 2 epochs
-schedules: [{{kind: sync, data: naive}}, {{kind: sync, data: staged}}]
+schedules: [{{kind: sync, input: {{policy: naive}}}}, {{kind: sync, input: {{policy: staged}}}}]
 """
     sweep = "{scenario: small.yaml, vary: {'cluster.storage.latency': [1 ms]}, seeds: 1, baseline: sync+naive}"
     table = frame(computed(tmp_path, sweep, scenario))
@@ -287,7 +287,7 @@ def test_damaged_row_is_told_by_its_number_and_computed_again(tmp_path):
     table = read_results([folder])
     assert table.n_missing == 1
     assert any(f"{folder / ROWS}: line 3 is torn or damaged" in note for note in table.notes)
-    outcome = run(load(tmp_path / "study.yaml"), folder, workers=InProcess())
+    outcome = sweeps.sweep(load(tmp_path / "study.yaml"), folder, workers=InProcess())
     assert (outcome.n_new, outcome.damaged) == (1, (3,))
     assert [json.loads(line)["key"] for line in whole.splitlines()] == [
         json.loads(line)["key"] for line in (folder / ROWS).read_bytes().splitlines()
@@ -299,7 +299,7 @@ def test_damaged_row_is_told_by_its_number_and_computed_again(tmp_path):
 def test_csv_is_the_same_however_many_processes_computed_it(swept, tmp_path):
     write(tmp_path / "small.yaml", TWO)
     with LocalPool(2) as pool:
-        run(load(write(tmp_path / "study.yaml", SWEEP)), tmp_path / "pool", workers=pool)
+        sweeps.sweep(load(write(tmp_path / "study.yaml", SWEEP)), tmp_path / "pool", workers=pool)
     of_pool, of_one = (csv_text(columns(read_results([folder]))) for folder in (tmp_path / "pool", swept))
     assert of_pool.encode() == of_one.encode()
 
@@ -326,37 +326,7 @@ def test_json_has_the_columns_as_keys(swept, capsys):
 # ---------------------------------------------------------------- choosing rows
 
 
-def test_where_takes_values_as_written_and_in_si_units_and_names_without_units(swept, capsys):
-    for condition in ("bandwidth=1 Gbit/s", "bandwidth=1Gbit/s", "cluster.network.bandwidth_Bps=1.25e8", "case=slow"):
-        out = call(capsys, "results", swept, "--where", condition, "--csv", "-").out
-        assert [row["case"] for row in csv.DictReader(io.StringIO(out))] == ["slow"] * 8, condition
-    both = call(capsys, "results", swept, "--where", "case=slow", "--where", "schedule=local-2", "--csv", "-").out
-    assert [row["point"] for row in csv.DictReader(io.StringIO(both))] == ["0", "2"]
-
-
-@pytest.mark.parametrize(
-    ("condition", "is_met"),
-    [
-        ("bandwidth>1 Gbit/s", lambda row: row["case"] == "fast"),
-        ("bandwidth>=125 MB/s", lambda row: True),
-        ("bandwidth = 0.125 GB/s", lambda row: row["case"] == "slow"),
-        ("nodes<=1", lambda row: row["cluster.nodes"] == "1"),
-        ("nodes!=1", lambda row: row["cluster.nodes"] == "2"),
-        ("schedule!=sync", lambda row: row["schedule"] != "sync"),
-        ("step_s<80 ms", lambda row: float(row["step_s"]) < 0.08),
-        ("speedup_low>1", lambda row: row["speedup_low"] and float(row["speedup_low"]) > 1),
-        ("speedup>101%", lambda row: float(row["speedup"]) > 1.01),
-        ("source=simulated", lambda row: True),
-    ],
-)
-def test_where_compares_in_any_unit_that_fits(swept, capsys, condition, is_met):
-    rows = list(csv.DictReader(io.StringIO(call(capsys, "results", swept, "--csv", "-").out)))
-    found = list(csv.DictReader(io.StringIO(call(capsys, "results", swept, "--where", condition, "--csv", "-").out)))
-    assert found == [row for row in rows if is_met(row)]
-    assert found
-
-
-def test_where_takes_what_a_sample_has_drawn_as_the_screen_shows_it(tmp_path, capsys):
+def test_a_drawn_value_is_shown_with_four_digits(tmp_path, capsys):
     vary = (
         "{cluster.network.bandwidth: {uniform: [1 Gbit/s, 4 Gbit/s]}, disturbances.0.probability: {uniform: [0, 5%]}}"
     )
@@ -366,37 +336,11 @@ def test_where_takes_what_a_sample_has_drawn_as_the_screen_shows_it(tmp_path, ca
     assert row[2] == "Gbit/s"
     assert row[3].endswith("%")
     assert len(row[1].replace(".", "")) <= 4 < len(str(frame(folder)["cluster.network.bandwidth_Bps"][0] / 0.125e9))
-    for condition in (f"bandwidth={row[1]} Gbit/s", f"probability={row[3]}"):
-        assert call(capsys, "results", folder, "--where", condition).out.startswith("2 rows, simulated;")
-
-
-@pytest.mark.slow
-def test_measured_rows_are_found_by_the_word_of_the_screen_and_by_that_of_the_files(runs, capsys):
-    for word in ("measured", "real"):
-        assert call(capsys, "results", runs, "--where", f"source={word}").out.startswith("2 rows, measured;")
-
-
-def test_an_unknown_column_names_each_column_once_the_most_similar_first(swept, capsys):
-    names = call(capsys, "results", swept, "--where", "qzqzqz=1").err.partition("known: ")[2].strip().split(", ")
-    assert len(names) == len(set(names)) == len(frame(swept).columns)
-    assert {"bandwidth", "nodes", "step_s"} < set(names)
-    similar = call(capsys, "results", swept, "--where", "duration_of_wait=1").err
-    assert similar.partition("known: ")[2].startswith("wait_s, ")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--where", "node=2"], "there is no column 'node': did you mean 'nodes'?"),
-        (["--where", "nodes"], "--where 'nodes': write COLUMN=VALUE, e.g. schedule=sync, or nodes>4"),
-        (["--where", "nodes>2"], "--where nodes>2: no row has that; cluster.nodes is 1, 2"),
-        (["--where", "schedule>sync"], "--where schedule>sync: schedule is text: write = or !="),
-        (
-            ["--where", "bandwidth>5 ms"],
-            "'5 ms' is not a value of cluster.network.bandwidth_Bps, which is 1 Gbit/s, 100",
-        ),
-        (["--where", "nodes=3"], "--where nodes=3: no row has that; cluster.nodes is 1, 2"),
-        (["--where", "speedupp=1"], "there is no column 'speedupp': did you mean 'speedup'?"),
         (["--fastest", "--failed"], "--fastest with --failed"),
         (["--json", "--csv", "-"], "--csv - with --json"),
     ],
@@ -405,15 +349,6 @@ def test_a_wrong_choice_says_what_would_be_right(swept, capsys, options, message
     answer = call(capsys, "results", swept, *options)
     assert (answer.code, answer.out) == (2, "")
     assert message in answer.err
-
-
-def test_a_name_that_several_columns_end_in_is_refused_with_all_of_them(tmp_path, capsys):
-    vary = "{cluster.network.latency: [1 us, 2 us], cluster.fabric.latency: [1 us]}"
-    scenario = edited(("fabric: ideal", "fabric: {latency: 1 us, bandwidth: 10 GB/s}"), text=TWO)
-    folder = computed(tmp_path, f"{{scenario: small.yaml, vary: {vary}, seeds: 1}}", scenario)
-    answer = call(capsys, "results", folder, "--where", "latency=1 us")
-    assert "write cluster.network.latency_s or cluster.fabric.latency_s" in answer.err
-    assert call(capsys, "results", folder, "--where", "fabric.latency=1 us").code == 0
 
 
 # ---------------------------------------------------------------- tables for people

@@ -19,13 +19,14 @@ from commandline import call
 from sweeps import BAD, children, compute, endless, failures, files, gated, only_linux, rows, start, sweep_file
 from timeouts import TIMEOUT_S, await_end
 
+from simdist import sweeps
 from simdist.cli.sweep import progress_text
 from simdist.errors import RunError
 from simdist.files import read_jsonl
 from simdist.jobs.store import DESIGN, ROWS
 from simdist.progress import ProgressBar
 from simdist.studies.measuring import measure
-from simdist.sweeps import LocalPool, load, run, tasks
+from simdist.sweeps import LocalPool, load, tasks
 from simdist.sweeps.driver import SweepProgress
 from simdist.sweeps.keys import code_version
 from simdist.sweeps.tasks import Batch, evaluate
@@ -215,7 +216,7 @@ class SlowStart:
 def test_time_in_which_a_process_starts_does_not_count_against_its_rows(tmp_path):
     path = sweep_file(tmp_path, "{seed: [1, 2]}", time_limit="1 ms")
     workers = SlowStart(start_s=0.2)
-    outcome = run(load(path), tmp_path / "out", workers=workers, grace_s=0.0)
+    outcome = sweeps.sweep(load(path), tmp_path / "out", workers=workers, grace_s=0.0)
     assert (outcome.n_new, outcome.n_failed, workers.n_ended) == (4, 0, 0)
 
 
@@ -454,9 +455,9 @@ def test_script_without_a_guard_is_told_what_to_write(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "from pathlib import Path\n"
-        "from simdist.sweeps import LocalPool, load, run\n"
+        "from simdist.sweeps import LocalPool, load, sweep\n"
         "with LocalPool(1) as pool:\n"
-        "    run(load('s.yaml'), Path('out'), workers=pool)\n",
+        "    sweep(load('s.yaml'), Path('out'), workers=pool)\n",
         encoding="utf-8",
     )
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)

@@ -5,13 +5,13 @@ import itertools
 import numpy as np
 import plans
 import pytest
+from engine_runs import des, fast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from priced_runs import WITHOUT_STORAGE, delays_of, runs, sharing
 
 from simdist import scenario
 from simdist.cost import price
-from simdist.engines import des, fast
 from simdist.plan import AllReduce, Backward, Buffer, Copy, Forward, Load, Plan, Wait
 from simdist.plan.group import Group
 from simdist.plan.lanes import COMM, COMPUTE

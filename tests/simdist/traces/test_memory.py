@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from engine_runs import simulate
 from sharded import Seconds, plan_of, priced
 
-from simdist.engines import simulate
 from simdist.plan import Plan, ops
 from simdist.plan.liveness import lifetimes
 from simdist.runs.building import build

@@ -6,9 +6,9 @@ import time
 
 import numpy as np
 import pytest
+from engine_runs import des, fast
 
 from simdist.cost import price
-from simdist.engines import des, fast
 from simdist.errors import TraceError
 from simdist.plan.text import op_name
 from simdist.plan.walk import walk

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from engine_runs import simulate
 from straggling_jobs import analysed, job, simulated
 from traces import plan_of, trace_of, two_steps
 
 from simdist.cost import price
-from simdist.engines import simulate
 from simdist.engines.replay import timing
 from simdist.errors import TraceError
 from simdist.plan import AllReduce, Delay, Forward

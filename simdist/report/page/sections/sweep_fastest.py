@@ -8,7 +8,7 @@ from simdist.report.page.document import Section
 from simdist.report.page.html import Html, conclusions, join, number, percent, table, tag
 from simdist.report.page.sweep_model import SweepReport
 from simdist.settings.base import plural
-from simdist.sweeps.selection import Fastest
+from simdist.sweeps.fastest import Fastest
 
 _ABOUT = (
     "At each point the schedules are compared by their mean step time, over the same seeds; those that take equally "

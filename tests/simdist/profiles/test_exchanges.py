@@ -8,8 +8,8 @@ from commandline import call
 from profiled_jobs import profiles_of, without_input
 from sharded_traces import write_sharded
 
-from simdist.profiles.importing import ImportedJob, import_job
-from simdist.profiles.job.fixed_exchanges import are_fixed
+from simdist.profiles import ImportedJob, import_job
+from simdist.profiles.job.exchanges import are_fixed
 from simdist.profiles.job.kind import find_kind
 from simdist.profiles.steps.model import RankProfile, TracedCollective
 from simdist.profiles.steps.ranks import profile_rank

@@ -1,0 +1,235 @@
+"""The result of a search: as a JSON document, as text, as a frame."""
+
+import math
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Literal
+
+from simdist.scenario import Scenario
+from simdist.settings.base import picked, plural
+from simdist.settings.units import format_nbytes
+from simdist.studies import comparison
+from simdist.studies.columns import (
+    SCHEDULE,
+    STEP_TIME,
+    Column,
+    combined,
+    count,
+    factor_with_interval,
+    seconds_with_interval,
+)
+from simdist.studies.facets import RANGES
+from simdist.studies.resampling import Runs
+from simdist.studies.tables import table_text
+from simdist.tuning.constraints import Constraints
+from simdist.tuning.evaluating import Evaluated, Finalist
+from simdist.tuning.verdict import Verdict, entry, lines_of_scenario
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+_NOT_KNOWN = (
+    "Not modelled: how less frequent averaging, or sending part of the gradient, changes what is learnt per step. "
+    "--global-every, --group-every and --min-density are your choice. What repairing slow ranks would gain, "
+    "`simdist whatif` shows."
+)
+
+
+def _gap(n_steps: float) -> str:
+    return "never" if math.isinf(n_steps) else f"{n_steps:.0f} {plural(round(n_steps), 'step')}"
+
+
+def _speedup(center: float, interval: tuple[float, float] | None, problem: str | None) -> str:
+    text = factor_with_interval(center, interval)
+    return text if problem is None else f"{text} ± ?"
+
+
+_COLUMNS = (
+    SCHEDULE,
+    Column("all exchange every", "global_every_steps", form=_gap),
+    STEP_TIME,
+    Column("speed-up", "speedup", "speedup_ci95", "problem", form=_speedup),
+    Column("sent per step", "sent_nbytes", form=format_nbytes),
+    Column("memory", "device_nbytes", form=format_nbytes),
+    Column("front", "on_front", words=lambda on_front: "*" if on_front else ""),
+)
+_OF_PASSES = (
+    *_COLUMNS[:2],
+    Column("micro-batches", "micro_batches", form=count),
+    Column("per micro-batch", "step_s", "step_s_ci95", form=seconds_with_interval),
+    *_COLUMNS[3:],
+)
+
+
+@dataclass(frozen=True)
+class Searched:
+    """Result of the first part of a search: candidates, simulated with the seeds of the search.
+
+    Args:
+        runs: The runs of the simulation.
+        baseline: The schedule that they are compared with.
+        evaluated: Different plans, including the baseline if it is a candidate.
+        nearest: If neither a candidate nor the baseline keeps to the constraints, the candidate that exceeds one least.
+        n_candidates: Legal candidates that keep to the constraints on exchanges.
+        excluded: Number of candidates that each constraint excluded.
+        n_illegal: Number of candidates that the schedules or the scenario refused.
+    """
+
+    runs: Runs
+    baseline: Evaluated
+    evaluated: tuple[Evaluated, ...]
+    nearest: Evaluated | None
+    n_candidates: int
+    excluded: Counter[str]
+    n_illegal: int
+
+    @property
+    def n_evaluated(self) -> int:
+        """Number of different plans that were simulated."""
+        return len(self.evaluated)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Result of a search.
+
+    Args:
+        scenario: The scenario to tune, as the user wrote it.
+        constraints: Limits that a schedule must keep to.
+        runs: The runs of the finalists.
+        finalists: The finalists, including the baseline; the fastest first.
+        verdict: Whether to change, and why.
+        search: Results of the search.
+        per: Unit of times: seconds per step, or per micro-batch.
+    """
+
+    scenario: Scenario
+    constraints: Constraints
+    runs: Runs
+    finalists: tuple[Finalist, ...]
+    verdict: Verdict
+    search: Searched
+    per: Literal["step", "micro-batch"] = "step"
+
+    @property
+    def baseline(self) -> Finalist:
+        """The schedule that the others are compared with."""
+        return next(each for each in self.finalists if each.is_baseline)
+
+    def document(self) -> dict[str, object]:
+        """Return a search for a schedule as JSON.
+
+        Columns:
+            scenario (str): Its name.
+            steps (int): Steps of each run, and a few more to complete a period.
+            recorded_steps (int or null): Steps of the recording, if any.
+            block_steps (int or null): Recorded steps that stay together.
+            baseline (str): Label.
+            constraints (object): "The constraints of a search".
+            candidates (int): Legal schedules that exchange as often as required.
+            evaluated (int): Different plans that the search simulated.
+            excluded (object): Option -> candidates (int) that broke this constraint.
+            illegal (int): Candidates that do not fit the cluster.
+            change (bool): A change from the baseline is proposed.
+            outcome (str): `change`. `stay`: nothing gains. `unsure`: something may gain. `none`: no schedule keeps to
+                the constraints.
+            best (str): Label of the best finalist that keeps to the constraints, worth a change or not. The baseline if
+                there is no other. With `none`, the one that exceeds a constraint least.
+            verdict (str): What to do, in a sentence.
+            reasons (list): Why, a sentence (str) each.
+            rows (list): The finalists and the baseline, the fastest first: "A finalist".
+        """
+        verdict = self.verdict
+        recording = self.runs.recording
+        return {
+            "scenario": self.runs.scenario.name,
+            "steps": self.runs.scenario.steps,
+            "recorded_steps": recording.n_steps if recording else None,
+            "block_steps": recording.block_steps if recording else None,
+            "baseline": self.baseline.schedule.name,
+            "constraints": asdict(self.constraints),
+            **picked(self.search, "excluded", candidates="n_candidates", evaluated="n_evaluated", illegal="n_illegal"),
+            "change": verdict.winner is not None,
+            **picked(verdict, "outcome", "reasons", verdict="sentence"),
+            "best": verdict.best.schedule.name,
+            "rows": [self.record(each) for each in self.finalists],
+        }
+
+    def record(self, finalist: Finalist) -> dict[str, object]:
+        """Return a finalist as JSON.
+
+        Columns:
+            search_step_s (float): Step time with the seeds of the search.
+            micro_batches (int): Micro-batches of a step, with `--micro-batches`. All times are then per micro-batch.
+            checkpoint (object): Only of a scenario with checkpoints: the simulated checkpoint, as in the scenario.
+            global_every_steps (float or null): Longest time, in steps, between exchanges of all ranks. `null`: never.
+            sent_nbytes (float): Bytes that the busiest node sends per step, on average; in one domain, the busiest GPU.
+            device_nbytes (int): Bytes in use on a rank's device when most are: buffers, optimizer state, activations.
+            host_nbytes (int): Buffers of a rank in host memory.
+            breaks (list): Constraints (str) that it breaks, as on the command line.
+            on_front (bool): It keeps to the constraints, and no other one that exchanges as often over all ranks is
+                faster.
+            problem (str or null): Why a recording cannot show how certain its speed-up is.
+            entry (str): The line for `schedules` of a scenario.
+        """
+        of_plan = picked(finalist.facts, "sent_nbytes", "device_nbytes", "host_nbytes", global_every_steps="global_gap")
+        found = finalist.row.document() | of_plan
+        found["breaks"] = [each.limit for each in finalist.breaches]
+        found |= picked(finalist, "search_step_s", "on_front", "problem")
+        found["entry"] = entry(finalist.schedule)
+        if self.per != "step":
+            found["micro_batches"] = finalist.micro_batches
+        if finalist.checkpoint:
+            found["checkpoint"] = finalist.checkpoint.model_dump(mode="json")
+        return found
+
+    def text(self) -> str:
+        """Return the finalists as a table, the verdict, and the winner as a scenario has it."""
+        verdict = self.verdict
+        usual = _COLUMNS if self.per == "step" else _OF_PASSES
+        columns = combined(usual, RANGES.columns([verdict.best.row.of(RANGES)]))
+        table = table_text(self._title(), columns, [self.record(each) for each in self.finalists])
+        lines = [table, "", f"{verdict.sentence}.", *(f"  {reason}." for reason in verdict.reasons)]
+        if winner := verdict.winner:
+            own = self.runs.scenario.checkpoint
+            changes = (winner.schedule, winner.micro_batches, winner.checkpoint)
+            lines += ["", lines_of_scenario(self.scenario, *changes, own=own)]
+        more = [] if self.per == "step" else ["More micro-batches a step also make the batch of an update larger."]
+        if len({each.checkpoint.every for each in self.finalists if each.checkpoint}) > 1:
+            more.append("The further apart checkpoints are, the more work a failure costs.")
+        return "\n".join([*lines, "", " ".join([_NOT_KNOWN, *more])])
+
+    def _title(self) -> str:
+        scenario = self.runs.scenario
+        n_seeds = self.baseline.row.seeds
+        n_tried = self.search.n_evaluated
+        tried = f"{n_tried:,} {plural(n_tried, 'plan')} of {self.search.n_candidates:,} candidates tried"
+        if not n_tried:
+            tried = "no candidate keeps to the limits"
+        again = f"finalists again with {n_seeds} other {plural(n_seeds, 'seed')}; " if scenario.is_random else ""
+        about = f"{scenario.name}: {scenario.cluster.world_size:,} ranks"
+        runs = f"runs of {scenario.steps:,} steps or a few more"
+        title = f"{about}, {runs}; {tried}; {again}speed-up over {self.baseline.schedule.name}"
+        if self.verdict.best.row.of(RANGES):
+            return f"{title}, in brackets: 90 % intervals"
+        if n_seeds == 1:
+            return title
+        recording = self.runs.recording
+        what = f"what {recording.n_steps:,} recorded steps leave open" if recording else "error of the simulation"
+        return f"{title}, ± {what} (95 %)"
+
+    def frame(self) -> "pd.DataFrame":
+        """Return a row per finalist, with the columns of `simdist.studies.comparison.frame`, the fastest first."""
+        return comparison.frame([each.row for each in self.finalists])
+
+    def plot(self) -> "Figure":
+        """Draw the speed-ups of the finalists, and where their step time goes."""
+        from simdist import plot
+
+        return plot(self)
+
+    def _repr_html_(self) -> str:
+        from simdist import html_of
+
+        return html_of(self)
