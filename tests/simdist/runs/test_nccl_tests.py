@@ -1,6 +1,10 @@
 """Tables of nccl-tests: what is read, what the simulator says, and what a cluster learns from them."""
 
+import json
+
 import pytest
+from commandline import call
+from flat_clusters import grouped
 
 from simdist.errors import ScenarioError
 from simdist.runs.nccl_tests import fitted, placed, read_table, simulated_s, with_launches
@@ -42,7 +46,7 @@ def line(nbytes, seconds, factor):
 
 
 def preset(name, **update):
-    return load_cluster(presets.path("clusters", name)).model_copy(update=update)
+    return load_cluster(presets.path("clusters", name)).model_copy(update=grouped(update))
 
 
 def test_a_table_has_the_times_out_of_place_and_the_ranks():
@@ -145,7 +149,7 @@ def test_in_one_node_a_table_gives_the_fabric_and_the_overhead():
     table = read_table(output(rows, nodes=1), name="t.txt")
     found, _ = fitted(table, placed(table, preset("dgx-a100"), nodes=None, gpus_per_node=None))
     assert found.fabric.efficiency == pytest.approx(0.5, rel=2e-3)
-    assert found.collective_overhead_s == pytest.approx(11e-6, rel=2e-3)
+    assert found.collectives.overhead_s == pytest.approx(11e-6, rel=2e-3)
 
 
 def test_what_no_value_gives_is_noted_and_stays():
@@ -160,7 +164,7 @@ def test_what_no_value_gives_is_noted_and_stays():
 def test_one_process_for_all_gpus_is_told_by_its_id_and_gives_the_launch():
     table = read_table(output([(8, 40e-6), (2**30, 8e-3)], nodes=1, one_process=True), name="t.txt")
     assert table.one_process
-    assert with_launches(table, preset("dgx-a100", nodes=1)).launch_s == pytest.approx(5e-6)
+    assert with_launches(table, preset("dgx-a100", nodes=1)).collectives.launch_s == pytest.approx(5e-6)
 
 
 def test_messages_become_the_table_of_the_link_whose_times_do_not_shrink():
@@ -219,7 +223,7 @@ def test_a_link_that_is_told_has_no_doubt_and_all_others_stay(tmp_path):
     both = ["machine", "machines"]
     assert doubts(start) == [*both, "fabric", "network"]
     slower = start.network.model_copy(update={"efficiency": 0.7})
-    one_card = start.model_copy(update={"nics_per_node": 1})
+    one_card = start.model_copy(update={"topology": {"nics_per_node": 1}})
     found, notes = fitted(measured(one_card, "all_reduce", 8, 2**33, network=slower), one_card)
     assert notes == []
     assert doubts(found) == [*both, "fabric"]
@@ -249,7 +253,7 @@ def test_a_range_is_twice_what_sizes_near_by_miss():
     off = 2 * miss / 2**0.5
     ends = [float(end.removesuffix("%")) / 100 / found.network.efficiency for end in (each.from_, each.to)]
     assert ends == pytest.approx([1 - off, min(1 + off, 1 / found.network.efficiency)], rel=5e-3)
-    assert each.source.startswith("simdist calibrate: twice")
+    assert each.source.startswith("nccl-tests: twice")
 
 
 @pytest.mark.parametrize(
@@ -275,11 +279,11 @@ def test_the_smallest_size_of_one_process_tells_launches_and_no_overhead():
     start = preset("dgx-a100", nodes=1)
     table = read_table(output([(8, 40e-6), (2**30, 9e-3)], nodes=1, one_process=True), name="t.txt")
     found, notes = fitted(table, with_launches(table, start))
-    assert found.launch_s == pytest.approx(5e-6)
-    assert found.collective_overhead_s == start.collective_overhead_s
+    assert found.collectives.launch_s == pytest.approx(5e-6)
+    assert found.collectives.overhead_s == start.collectives.overhead_s
     assert notes[-2:] == [
-        "collective_overhead stays: the smallest size tells the launches of one process",
-        "launch is of one process for all GPUs: set it to 0 s for a process per GPU",
+        "collectives.overhead stays: the smallest size tells the launches of one process",
+        "collectives.launch is of one process for all GPUs: set it to 0 s for a process per GPU",
     ]
 
 
@@ -288,5 +292,21 @@ def test_messages_of_one_process_include_its_launches():
     table = read_table(output(rows, op="sendrecv", nodes=1, gpus=2, one_process=True), name="t.txt")
     start = preset("dgx-a100", nodes=1, gpus_per_node=2)
     found, notes = fitted(table, with_launches(table, start))
-    assert found.launch_s == start.launch_s == 0
+    assert found.collectives.launch_s == start.collectives.launch_s == 0
     assert notes == ["the times of messages include launches of one process for all GPUs"]
+
+
+def test_init_calibrates_the_links_of_a_new_scenario(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = "8 2 float sum -1 40.0 1 1 0\n1073741824 268435456 float sum -1 12000 89.48 167.77 0\n"
+    (tmp_path / "table.txt").write_text(
+        f"# all_reduce_perf\n# size count type redop root time algbw busbw #wrong\n{rows}", encoding="utf-8"
+    )
+    answer = call(capsys, "init", "--from", "table.txt", "--cluster", "dgx-a100", "--nodes", 2, "--json")
+    assert answer.code == 0, answer.err
+    [calibration] = json.loads(answer.out)["calibrations"]
+    assert (calibration["op"], calibration["nodes"], calibration["gpus_per_node"]) == ("all_reduce", 2, 8)
+    assert [row["calibrated_error"] for row in calibration["rows"]] == pytest.approx([0, 0], abs=0.01)
+    written = load(tmp_path / "scenario.yaml").cluster
+    assert simulated_s(written, "all_reduce", 2**30) == pytest.approx(0.012, rel=0.01)
+    assert "nccl-tests, table.txt" in load_cluster(tmp_path / "scenario-cluster.yaml").source
