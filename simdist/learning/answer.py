@@ -126,7 +126,7 @@ def learning_text(document: Mapping[str, Any]) -> str:
 
 
 def learned_columns(rows: Sequence[Mapping[str, object]]) -> list[Column]:
-    """Return the columns of `learned_row`s."""
+    """Return the columns of rows by `learned_row`."""
     return [each for each in _COLUMNS if each.keys[0] in rows[0]]
 
 
