@@ -97,7 +97,7 @@ _PREDICTED = Column("predicted", "predicted_s", "seconds", form=_predicted)
 )
 @click.option("--force", is_flag=True, help="Replace existing files.")
 @common.options
-def command(
+def command(  # noqa: PLR0913 (one for each option)
     session: common.Session,
     traces: tuple[str, ...],
     *,

@@ -65,7 +65,7 @@ class _Timing:
 @click.option("--device", type=click.Choice(["meta", "cpu"]), default="meta", help="cpu: with values, in memory.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @common.options
-def command(
+def command(  # noqa: PLR0913 (one for each option)
     session: common.Session,
     *,
     model: str,

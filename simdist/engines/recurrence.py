@@ -416,7 +416,7 @@ class Recurrence:
                 freed[at].append(row)
         return [(*each[:-1], tuple(rows)) for each, rows in zip(program, freed, strict=True)]
 
-    def _run_once(
+    def _run_once(  # noqa: C901 (an inner loop: calls would cost more than it does)
         self,
         program: list[_Instruction],
         rows: list[Times],
