@@ -33,6 +33,10 @@ class UnsupportedError(SimdistError, NotImplementedError):
     """An engine cannot compute this exactly and refuses to approximate."""
 
 
+class UnforeseenError(UnsupportedError):
+    """An engine meets in the middle of a run what nobody could know before."""
+
+
 class RunError(SimdistError, RuntimeError):
     """A run failed: a worker died, a wait timed out, a file could not be written."""
 

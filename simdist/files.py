@@ -159,6 +159,18 @@ def replacing(path: Path, *, on_disk: bool = False) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
+def save_text(path: Path, text: str) -> int:
+    """Write a file, or leave what is there; return its bytes. Half characters, as in names of files, become `?`.
+
+    Raises:
+        RunError: It cannot be written.
+    """
+    content = text.encode("utf-8", errors="replace")
+    with replacing(path) as part:
+        part.write_bytes(content)
+    return len(content)
+
+
 def sync(path: Path, flags: int = os.O_RDWR) -> None:
     """Wait until the contents of a file, or with `os.O_RDONLY` the names in a folder, are on the disk."""
     descriptor = os.open(path, flags)

@@ -1,6 +1,6 @@
 """Short forms of a run for tests, by a single engine or by the one that `auto` takes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from simdist.cost import Costs
 from simdist.cost.traffic import Traffic
+from simdist.engines.choose import AnyEngine
 from simdist.engines.observers import FirstRank, StepSeconds, WhereTimeWent, WholeTrace
-from simdist.engines.run import AnyEngine, Live, run
+from simdist.engines.run import Live, run
 from simdist.plan import Plan
-from simdist.plan.delays import Delays, DelaySource, DrawnDelays, SeedDelays
+from simdist.plan.delays import Delays, DelaySource, SeedDelays
 from simdist.traces.breakdown import Breakdown, side_by_side
 from simdist.traces.trace import Trace
 
@@ -41,7 +42,7 @@ class EngineRun:
         return run(
             plan,
             costs,
-            of_seeds(delays, 1) if hasattr(delays, "take") else delays,
+            delays if isinstance(delays, Mapping) else of_seeds(plan, delays, 1),
             observe=WholeTrace(),
             engine=engine or self.name,
             live=live,
@@ -52,7 +53,7 @@ class EngineRun:
     def measure(
         self, plan: Plan, costs: Costs, delays: Delays | DelaySource, *, n_seeds: int, held: Any = None
     ) -> Breakdown:
-        seeds = of_seeds(delays, n_seeds)
+        seeds = of_seeds(plan, delays, n_seeds)
         parts = run(plan, costs, seeds, observe=WhereTimeWent(held), engine=self.name)
         return parts[0] if len(parts) == 1 else side_by_side(parts)
 
@@ -66,21 +67,18 @@ class EngineRun:
         courses: Any = None,
     ) -> NDArray[np.float64]:
         n = n_seeds or (1 if isinstance(costs, Costs) else len(costs))
-        return run(plan, costs, of_seeds(delays, n), observe=StepSeconds(), engine=self.name, courses=courses)
+        return run(plan, costs, of_seeds(plan, delays, n), observe=StepSeconds(), engine=self.name, courses=courses)
 
     def times_of_first_rank(
         self, plan: Plan, costs: Costs, delays: Delays | DelaySource, *, courses: Any = None
     ) -> tuple[Any, Any]:
-        return run(plan, costs, of_seeds(delays, 1), observe=FirstRank(), engine=self.name, courses=courses)
+        return run(plan, costs, of_seeds(plan, delays, 1), observe=FirstRank(), engine=self.name, courses=courses)
 
 
-def of_seeds(delays: Delays | DelaySource, n_seeds: int) -> SeedDelays:
-    """Return drawn delays as those of seeds; a source is drawn once."""
-    if isinstance(delays, DrawnDelays):
-        delays = delays._delays
-    if hasattr(delays, "take"):
-        return SeedDelays(range(n_seeds), lambda _: delays)
-    return SeedDelays(range(n_seeds), SeedDelays.of(delays).draw)
+def of_seeds(plan: Plan, delays: Delays | DelaySource, n_seeds: int) -> SeedDelays:
+    """Return delays of seeds that were drawn in advance, or are drawn now."""
+    drawn = delays if isinstance(delays, Mapping) else delays.take(plan.n_steps)
+    return SeedDelays(range(n_seeds), SeedDelays.of(drawn).draw)
 
 
 des, fast, alike = EngineRun("des"), EngineRun("fast"), EngineRun("alike")

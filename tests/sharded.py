@@ -8,7 +8,7 @@ from engine_runs import simulate
 from fsdp_settings import ROOT, OneRank, Root, Settings
 
 from simdist.cost.costs import Costs, Local, OpCost, Resources, Shared
-from simdist.engines.run import Engine
+from simdist.engines.choose import Engine
 from simdist.plan import Plan, ops
 from simdist.plan.check import check
 from simdist.plan.delays import Delays, delay_shapes

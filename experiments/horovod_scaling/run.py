@@ -15,7 +15,7 @@ import numpy as np
 
 from simdist.cost import price
 from simdist.cost.plain import linear_s, plain_ring_s
-from simdist.engines.run import Engine
+from simdist.engines.choose import Engine
 from simdist.report import page_command
 from simdist.runs.building import Built, job
 from simdist.scenario import Link, Scenario, Workload, load, load_cluster, load_workload, presets

@@ -40,7 +40,7 @@ class Hooks:
     """The hooks on one module and its optimizer.
 
     Args:
-        session: Its plan passes `real.loops.step_shape.check_shape`.
+        session: Its plan passes `real.loops.plans.check_shape`.
         model: The model that the loop calls.
         executor: Executes the plan from `first_step` on. Only the hooks drive it from now on.
         first_step: First step of the loop and of the executor.

@@ -1,6 +1,6 @@
 """Makes the plan of a training loop from a schedule, a plan or a run directory."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -8,11 +8,10 @@ import torch
 from torch import nn
 
 from real.collectives.worlds import check_servers
-from real.loops.foreign import check_layers, unwrapped
-from real.loops.mixed_types import split_by_type
+from real.loops.foreign import PLAN_DTYPES, device_of, optimizer_of
 from real.loops.nodes import ranks_per_node_for
-from real.loops.shards import Shards, is_fully_sharded, shards_of
-from real.loops.step_shape import check_shape
+from real.loops.plans import check_shape, split_by_type
+from real.loops.shards import Shards, shards_of
 from real.programs.binding import trained_parameters
 from real.programs.optimizers import Lars
 from simdist.errors import PlanError, RunError, ScenarioError, UnsupportedError
@@ -20,7 +19,6 @@ from simdist.plan import Delay, Group, Optimize, Plan, Result, load
 from simdist.plan.check import check
 from simdist.plan.copies import check_copies, over_copies
 from simdist.plan.delays import Delays, check_delays
-from simdist.plan.plan import DType
 from simdist.proof import prove
 from simdist.runs import run_directory
 from simdist.schedules import InputPath, Job, Schedule
@@ -29,18 +27,6 @@ from simdist.schedules.job import Shape
 from simdist.schedules.sharded import ShardedSchedule
 from simdist.settings.base import shown
 
-#: Classes, by name, so that they need not be imported: those that synchronise or shard parameters themselves.
-_SYNCHRONISED: Mapping[str, str] = {
-    "DistributedDataParallel": "real.wrap takes its place, so wrap the bare model, which is its .module",
-    "DataParallel": "start one process per device, and wrap the bare model, which is its .module",
-    "FullyShardedDataParallel": (
-        "it keeps parameters in flat tensors of its own; shard the bare model, which is its .module, by fully_shard "
-        "(torch.distributed.fsdp)"
-    ),
-}
-_DISTRIBUTED = (
-    "distributed by hand, which a plan does not know: shard the model by fully_shard instead, or wrap it before"
-)
 ENDLESS_STEPS = 2**48  # of a loop whose end is not known
 _LEAST_STEPS = 64  # that are written, to see that a schedule does repeat its cycle
 
@@ -48,12 +34,6 @@ _MASTERS = (
     "has param_dtype: ranks would keep slices of the parameters in another type than the model, which loops and their "
     "checkpoints do not: leave param_dtype out, and write shared_update alone"
 )
-_DTYPES: Mapping[torch.dtype, DType] = {
-    torch.float64: "float64",
-    torch.float32: "float32",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +209,7 @@ def _written(schedule: Schedule, delays: Delays, wanted: PlanRequest) -> Planned
         of = " of copies" if wanted.shards else ""
         raise ScenarioError("; ".join(f"{schedule.name}{of}: {name}: {problem}" for name, problem in problems))
     parameters = wanted.tensors
-    types = [_DTYPES[parameter.dtype] for parameter in parameters]
+    types = [PLAN_DTYPES[parameter.dtype] for parameter in parameters]
     job = Job(
         world_size=wanted.n_copies,
         ranks_per_node=ranks_per_node,
@@ -313,7 +293,7 @@ def _between_copies_of(run: run_directory.RunDirectory, wanted: PlanRequest) -> 
         speeds=(),
         units=(),
     )
-    types = [_DTYPES[parameter.dtype] for parameter in wanted.tensors]
+    types = [PLAN_DTYPES[parameter.dtype] for parameter in wanted.tensors]
     plan = split_by_type(between.plan(job), types, job.tensor_counts, job.dtype)
     check(plan)
     prove(plan, lambda step: between.result(step, job))
@@ -385,56 +365,3 @@ def _check_plan(plan: Plan, delays: Delays, wanted: PlanRequest) -> None:
         raise RunError(f"plan {plan.name} is for {plan.world_size} ranks, and there are {wanted.world_size}")
     if wanted.n_steps not in (None, plan.n_steps):
         raise PlanError(f"plan {plan.name} has {plan.n_steps} steps; n_steps={wanted.n_steps}: leave it out")
-
-
-def device_of(module: nn.Module) -> torch.device:
-    """Return the device of the trained parameters.
-
-    Raises:
-        UnsupportedError: There are several devices, another data type, sparse gradients or no parameters; or something
-            else synchronises or shards them.
-    """
-    parameters = trained_parameters(module)
-    for each in module.modules():
-        for base in type(each).__mro__:
-            if advice := _SYNCHRONISED.get(base.__name__):
-                raise UnsupportedError(f"{type(module).__name__} has a {base.__name__}: {advice}")
-    if not any(map(is_fully_sharded, module.modules())):
-        for parameter in parameters:
-            if any(base.__name__ == "DTensor" for base in type(parameter).__mro__):
-                raise UnsupportedError(f"{type(module).__name__} has a DTensor, {_DISTRIBUTED}")
-    check_layers(module)
-    if not parameters:
-        raise UnsupportedError(f"{type(module).__name__} has no parameter that is trained")
-    devices = {parameter.device for parameter in parameters}
-    dtypes = {parameter.dtype for parameter in parameters}
-    if len(devices) > 1 or parameters[0].device.type not in {"cpu", "cuda"}:
-        found = ", ".join(sorted(map(str, devices)))
-        raise UnsupportedError(f"{type(module).__name__} is on {found}; a wrapped model is on one CPU or CUDA device")
-    if not dtypes <= _DTYPES.keys():
-        found = ", ".join(sorted(map(str, dtypes - _DTYPES.keys())))
-        raise UnsupportedError(
-            f"{type(module).__name__} has parameters of {found}; a plan takes {', '.join(_DTYPES.values())}"
-        )
-    return parameters[0].device
-
-
-def optimizer_of(module: nn.Module, optimizer: object) -> torch.optim.Optimizer:
-    """Return the optimizer of torch that an object is or forwards to. It updates only parameters of the module.
-
-    Raises:
-        UnsupportedError: It updates other tensors, or there is none.
-    """
-    inner = unwrapped(optimizer)
-    _check_optimizer(module, inner)
-    return inner
-
-
-def _check_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    known = {id(parameter) for parameter in module.parameters()}
-    strange = sum(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"])
-    if strange:
-        raise UnsupportedError(
-            f"{type(optimizer).__name__} updates {strange} tensors that are no parameters of {type(module).__name__}, "
-            f"so they would not be synchronised: make it of model.parameters()"
-        )

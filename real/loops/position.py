@@ -6,7 +6,7 @@ from enum import Enum
 from typing import final
 
 from real.execution.executor import Executor
-from real.loops.step_shape import n_passes
+from real.loops.plans import n_passes
 from real.session import Session
 from simdist.errors import RunError
 from simdist.plan import Instance, ops
@@ -28,7 +28,7 @@ class LoopPosition:
     """The position of a loop. It drives the executor to the operations of the plan that the loop has reached.
 
     Args:
-        session: Its plan passes `real.loops.step_shape.check_shape`.
+        session: Its plan passes `real.loops.plans.check_shape`.
         executor: Executes the plan from `first_step` on. Only the hooks drive it from now on.
         first_step: First step of the loop and of the executor.
         after_step: Called at the end of each step.

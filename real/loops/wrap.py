@@ -28,9 +28,10 @@ from real.checkpoints.rank_state import RankState, Stateful, carried_buffers, fi
 from real.execution.executor import Executor
 from real.execution.running import make_executor
 from real.loops.bound_model import BoundModel, bound
+from real.loops.foreign import device_of, optimizer_of
 from real.loops.nodes import meet_nodes
 from real.loops.options import Averaging, Checkpointing, Experiment, Launch, check_groups
-from real.loops.planning import ENDLESS_STEPS, Planned, PlanRequest, device_of, optimizer_of, plan_loop
+from real.loops.planning import ENDLESS_STEPS, Planned, PlanRequest, plan_loop
 from real.loops.ranks import everyone, meet_peers, meet_ranks
 from real.loops.resuming import Resuming, resume
 from real.loops.shards import shards_of

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from simdist.plan import LEVELS, Dataset, Level, Load, Plan, StageIn
 
 MEMORY, PEER, DISK, STORAGE = range(len(LEVELS))
-NOWHERE = -1
+_NOWHERE = -1
 
 Evicted: TypeAlias = tuple[tuple[int, int], ...]
 
@@ -136,7 +136,7 @@ _Held: TypeAlias = tuple[int, int]
 _Evicted: TypeAlias = list[_Held]
 
 
-class EvictingCaches:
+class _EvictingCaches:
     """The disks and memories of all nodes; a full one evicts the least recently used sample.
 
     Args:
@@ -180,12 +180,12 @@ class EvictingCaches:
         for rank, batch in enumerate(samples.tolist()):
             node = rank // self._dataset.ranks_per_node
             for sample in batch:
-                owner = self._owner.get(sample, NOWHERE)
+                owner = self._owner.get(sample, _NOWHERE)
                 level = self._use(order, node, sample, owner)
-                in_memory = to_memory and level >= DISK and owner == NOWHERE
+                in_memory = to_memory and level >= DISK and owner == _NOWHERE
                 in_memory = in_memory and self._keep_in_memory(node, sample, evicted_memory)
                 on_disk = to_disk and level == STORAGE and self._keep_on_disk(node, sample, evicted_disk)
-                rows.append((level, owner if sees_memory else NOWHERE, in_memory, on_disk))
+                rows.append((level, owner if sees_memory else _NOWHERE, in_memory, on_disk))
         columns = np.array(rows, dtype=np.int64).reshape(*samples.shape, 4)
         level, owner, keeps_memory, keeps_disk = np.moveaxis(columns, -1, 0)
         kept = keeps_memory.astype(bool), keeps_disk.astype(bool)
@@ -211,7 +211,7 @@ class EvictingCaches:
     def _use(self, order: list[int], node: int, sample: int, owner: int) -> int:
         """Return the level of a sample, and mark the sample as just used."""
         for level in order:
-            if (level == MEMORY and owner == node) or (level == PEER and owner not in (node, NOWHERE)):
+            if (level == MEMORY and owner == node) or (level == PEER and owner not in (node, _NOWHERE)):
                 self._memories[owner].held.move_to_end(sample)
                 return level
             if level == DISK and sample in self._disks[node].held:
@@ -270,7 +270,7 @@ class _Lru:
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
-class KeepingCaches:
+class _KeepingCaches:
     """The disks and memories of all nodes; each keeps its samples, and adds those that still fit.
 
     Args:
@@ -290,7 +290,7 @@ class KeepingCaches:
 
     def clear_memory(self) -> None:
         """Clear the memories, as between two runs."""
-        self._owner = _noted(np.int64(NOWHERE), (self._dataset.n_samples,), for_each="memory" in self._keep)
+        self._owner = _noted(np.int64(_NOWHERE), (self._dataset.n_samples,), for_each="memory" in self._keep)
         self._memory_room_nbytes = _room_nbytes(self._dataset.memory_nbytes, len(self._on_disk))
 
     def on_disk(self, node: int) -> NDArray[np.int64]:
@@ -308,14 +308,14 @@ class KeepingCaches:
         node = np.broadcast_to(ranks[:, None], samples.shape)
         held_by = self._owner[samples]
         on_disk = self._on_disk[node, samples]
-        found = {"memory": held_by == node, "peer": (held_by != node) & (held_by != NOWHERE), "disk": on_disk}
+        found = {"memory": held_by == node, "peer": (held_by != node) & (held_by != _NOWHERE), "disk": on_disk}
         level = np.full(samples.shape, STORAGE, dtype=np.uint8)
         for name in reversed(op.read[:-1]):  # the last is storage
             level[found[name]] = LEVELS.index(name)
-        owner = held_by if {"memory", "peer"} & {*op.read} else np.full_like(held_by, NOWHERE)
+        owner = held_by if {"memory", "peer"} & {*op.read} else np.full_like(held_by, _NOWHERE)
         keeps_memory, keeps_disk = (np.zeros(samples.shape, dtype=bool) for _ in range(2))
         if "memory" in op.keep:
-            wanted = (level >= DISK) & (held_by == NOWHERE)
+            wanted = (level >= DISK) & (held_by == _NOWHERE)
             sizes = np.broadcast_to(np.int64(self._dataset.sample_nbytes), samples.shape)
             keeps_memory = _kept(wanted, sizes, self._memory_room_nbytes)
             self._owner[samples[keeps_memory]] = node[keeps_memory]
@@ -370,7 +370,7 @@ def that_fit(sizes: NDArray[np.int64], room_nbytes: float) -> NDArray[np.bool_]:
     return fits
 
 
-Caches: TypeAlias = KeepingCaches | EvictingCaches
+Caches: TypeAlias = _KeepingCaches | _EvictingCaches
 
 
 def look_up(plan: Plan) -> Iterator[BatchReads]:
@@ -407,11 +407,11 @@ def _caches_at_first(plan: Plan, dataset: Dataset) -> Caches:
 
 def _caches(plan: Plan, dataset: Dataset) -> Caches:
     if dataset.eviction == "lru":
-        return EvictingCaches(dataset, plan.world_size)
+        return _EvictingCaches(dataset, plan.world_size)
     keep: set[Level] = {level for body in plan.bodies for op in body if isinstance(op, Load) for level in op.keep}
     if _stages_in(plan):
         keep.add("disk")
-    return KeepingCaches(dataset, plan.world_size, keep)
+    return _KeepingCaches(dataset, plan.world_size, keep)
 
 
 def _stages_in(plan: Plan) -> bool:

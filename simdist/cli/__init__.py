@@ -26,7 +26,6 @@ from simdist.errors import RunError, SimdistError
 __all__ = ["cli", "main"]
 
 _COMMANDS = {  # the first sentence of each command's help
-    "calibrate": "Calibrate a cluster from tables that were measured.",
     "compare": "Show the speed-ups over a baseline.",
     "import": "Turn a profiled job into a scenario.",
     "init": "Write a scenario to begin with.",
@@ -41,12 +40,13 @@ _COMMANDS = {  # the first sentence of each command's help
     "tune": "Find the fastest schedule for a scenario, within limits.",
     "validate": "Compare simulation and measurement.",
     "whatif": "Show what stragglers cost, and what would help.",
-    "workload": "Turn a PyTorch model into a workload.",
 }
 _RETIRED = {  # commands of earlier versions, and where they went; until 1.0
     "chakra": "write `simdist plan SCENARIO --chakra FOLDER` for traces; none are imported any more",
+    "calibrate": "write `simdist init --from TABLE` for nccl-tests, `python -m real.calibrate` to measure",
     "comms": "write `simdist trace RUN --collectives`",
     "data": "write `simdist whatif SCENARIO --data`",
+    "workload": "write `simdist init --from MODULE:FUNCTION`",
     "limits": "write `simdist compare SCENARIO --tolerable`",
 }
 _MODULES = {"import": "importing"}  # where a command cannot name one

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from simdist.cli import common, inputs
-from simdist.engines.run import Engine
+from simdist.engines.choose import Engine
 from simdist.errors import ScenarioError, naming
 from simdist.scenario import Scenario
 from simdist.scenario.disturbances import Transient
 from simdist.settings.units import format_seconds, parse_fraction, parse_seconds
+from simdist.studies import facets
 from simdist.studies.comparison import compare
 from simdist.studies.measuring import ScheduleTimes
 
@@ -72,6 +73,7 @@ def _speedups(
                 engine=engine,
                 progress=progress,
                 measured=measured,
+                facets=facets.FACETS,
             )
     except BaseException:  # what is done is told, whatever ends the rest
         for each in measured:

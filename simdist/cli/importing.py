@@ -10,7 +10,7 @@ import click
 import numpy as np
 from pydantic import ValidationError
 
-from simdist.cli import common, inputs
+from simdist.cli import common
 from simdist.cli.where import lost_record, lost_text, where_text
 from simdist.errors import ScenarioError, TraceError
 from simdist.profiles import (
@@ -39,6 +39,7 @@ from simdist.profiles.steps.step_parts import StepPart
 from simdist.profiles.summaries import CollectiveSummary, JobSummary, is_summary, read_summary
 from simdist.profiles.writing import check_free
 from simdist.scenario import Link, Tensor, load_workload, strict_yaml
+from simdist.scenario.by_name import find_file, read_cluster
 from simdist.settings.base import listed, picked, plural
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds, parse_Bps, parse_seconds
 from simdist.studies.columns import Column
@@ -125,7 +126,7 @@ def command(  # noqa: PLR0913 (one for each option)
     options = ImportOptions(
         nodes,
         gpus_per_node,
-        cluster=inputs.read_cluster(cluster) if cluster else None,
+        cluster=read_cluster(cluster) if cluster else None,
         fabric=_fabric(fabric) if fabric else None,
         tensors=_tensors(tensors) if tensors else (),
         steps=steps,
@@ -276,7 +277,7 @@ def _fabric(text: str) -> Fabric:
     latency, comma, bandwidth = text.partition(",")
     if not comma or Path(text).is_file():
         hint = "this is no link such as '3 us, 240 GB/s', and "
-        return Fabric(inputs.read_cluster(text, option="--fabric", hint=hint).fabric, f"--fabric {text}")
+        return Fabric(read_cluster(text, option="--fabric", hint=hint).fabric, f"--fabric {text}")
     try:
         link = Link(latency_s=parse_seconds(latency.strip()), bandwidth_Bps=parse_Bps(bandwidth.strip()))
     except ValueError as error:
@@ -287,7 +288,7 @@ def _fabric(text: str) -> Fabric:
 
 def _tensors(name: str) -> tuple[Tensor, ...]:
     """Read the tensors of a workload: a file, or a preset."""
-    return load_workload(inputs.find_file("workloads", name, option="--tensors")).tensors
+    return load_workload(find_file("workloads", name, option="--tensors")).tensors
 
 
 def _document(imported: ImportedJob, written: Sequence[Path]) -> dict[str, object]:

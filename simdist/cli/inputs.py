@@ -8,7 +8,8 @@ from simdist import scenario as scenarios
 from simdist.cli import common
 from simdist.errors import PlanError, ScenarioError, naming
 from simdist.runs.building import build, delays, price_of
-from simdist.scenario import Cluster, Scenario, load_cluster, presets
+from simdist.scenario import Scenario, presets
+from simdist.scenario.by_name import find_file, read_cluster
 from simdist.scenario.loading import read_text
 from simdist.scenario.strict_yaml import parse
 from simdist.scenario.warnings import warnings_of
@@ -268,57 +269,6 @@ def check_folder(path: Path) -> None:
 def picture_path(plot: Path, label: str, n_pictures: int) -> Path:
     """Return where a picture goes: into `plot` or, of several, into a file with the label before the suffix."""
     return plot if n_pictures == 1 else plot.with_name(f"{plot.stem}-{label}{plot.suffix}")
-
-
-def save_text(path: Path, text: str) -> int:
-    """Write a file, or leave what is there; return its bytes. Half characters, as in names of files, become `?`.
-
-    Raises:
-        RunError: It cannot be written.
-    """
-    from simdist.files import replacing
-
-    content = text.encode("utf-8", errors="replace")
-    with replacing(path) as part:
-        part.write_bytes(content)
-    return len(content)
-
-
-def read_cluster(name: str, *, option: str = "--cluster", hint: str = "") -> Cluster:
-    """Read a cluster from a file or, if there is none, the preset of that name.
-
-    Args:
-        name: Of the file or preset.
-        option: That it was given to.
-        hint: Beginning of errors, if the option takes something else, too.
-
-    Raises:
-        ScenarioError: There is neither, or it is wrong.
-    """
-    return load_cluster(find_file("clusters", name, option=option, hint=hint))
-
-
-def find_file(kind: presets.Kind, name: str, *, option: str = "", hint: str = "") -> Path:
-    """Return a file or, if there is none, that of the preset of that name.
-
-    Args:
-        kind: Of the preset.
-        name: Of the file or preset.
-        option: That it was given to, if to one.
-        hint: Beginning of errors, if the option takes something else, too.
-
-    Raises:
-        ScenarioError: There is neither.
-    """
-    path = Path(name)
-    known = presets.names(kind)
-    if path.exists() and not path.is_dir():
-        return path
-    if name in known:
-        return presets.path(kind, name)
-    problem = "is a directory, no file" if path.is_dir() else "there is no such file"
-    where = f"{option} {name}".lstrip()
-    raise ScenarioError(f"{where}: {hint}{problem}, nor a preset of that name: {nearest(name, known)}")
 
 
 def with_links(scenario: Scenario, name: str) -> Scenario:

@@ -13,6 +13,7 @@ import click
 from simdist.cli import common, inputs
 from simdist.cli.sweep import open_workers
 from simdist.errors import naming
+from simdist.files import save_text
 from simdist.jobs.store import ROWS, Store
 from simdist.learning.answer import LearnedSchedules, learn
 from simdist.learning.curves import TRAINING_LOSS, Target, parse_target
@@ -159,5 +160,5 @@ def show(session: common.Session, answer: "LearnedSchedules | Raced", folder: Pa
     """
     document = answer.document()
     if folder:
-        inputs.save_text(folder / LEARNED, json.dumps(document, indent=1))
+        save_text(folder / LEARNED, json.dumps(document, indent=1))
     session.result(document, answer.text())

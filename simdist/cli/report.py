@@ -9,7 +9,7 @@ import click
 from simdist.cli import common, inputs
 from simdist.cli.learn import LEARNED
 from simdist.errors import RunError, ScenarioError
-from simdist.files import read_content
+from simdist.files import read_content, save_text
 from simdist.learning.answer import learned_columns
 from simdist.report.page import pages
 from simdist.report.page.model import RunsReport
@@ -91,7 +91,7 @@ def _write(
         found = read_report(folder, runs, baseline=baseline, calibrated=calibrated, progress=bar.update)
         shown = shown_runs(found, steps)
         bar.update("write the page", len(runs), len(runs))
-        nbytes = inputs.save_text(output, pages.runs_page(found, shown, making=making))
+        nbytes = save_text(output, pages.runs_page(found, shown, making=making))
     session.wrote(output)
     session.result(_document(found, shown, output, nbytes), _text(found, shown, output, nbytes))
 
@@ -123,7 +123,7 @@ def _report_sweep(session: common.Session, folder: Path, *, output: Path, baseli
         bar.update("read the sweep", 0, None)
         found = read_sweep_report(folder, baseline=baseline)
         bar.update("write the page", 0, None)
-        nbytes = inputs.save_text(output, pages.sweep_page(found, making=making))
+        nbytes = save_text(output, pages.sweep_page(found, making=making))
     session.wrote(output)
     session.result(_sweep_document(found, output, nbytes), _sweep_text(found, output, nbytes))
 
@@ -137,7 +137,7 @@ def _report_learned(session: common.Session, path: Path, output: Path, making: M
         page = pages.learned_page(found, headings, rows, files={path.name: path}, making=making)
     except (ValueError, LookupError, TypeError):
         raise RunError(f"{path}: is damaged: run learn into this folder again; finished runs are kept") from None
-    nbytes = inputs.save_text(output, page)
+    nbytes = save_text(output, page)
     session.wrote(output)
     session.result({"report": str(output), "nbytes": nbytes}, f"{output}: {found['title']}; {format_nbytes(nbytes)}")
 

@@ -1,5 +1,6 @@
 """`simdist simulate`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -9,8 +10,9 @@ import click
 
 from simdist.cli import common, inputs
 from simdist.cost import Costs
+from simdist.engines.choose import Engine
 from simdist.engines.observers import Observer, WhereTimeWent
-from simdist.engines.run import Engine, run
+from simdist.engines.run import run
 from simdist.errors import naming
 from simdist.plan.delays import Delays, SeedDelays
 from simdist.progress import ProgressBar
@@ -36,10 +38,11 @@ _COLUMNS = (SCHEDULE, PLAIN_STEP_TIME, *STATES, ENGINE)
 
 @dataclass(frozen=True)
 class _Simulated:
-    """Where the time went, by which engine, and the trace if it kept one."""
+    """Where the time went, by which engine and why, and the trace if it kept one."""
 
     where: Breakdown
     engine: str
+    reason: str
     trace: Trace | None
 
 
@@ -55,18 +58,18 @@ class _Kept(Observer[_Simulated]):
 
     def by_vectors(self, run: "VectorRun") -> _Simulated:
         if self._wants_trace:
-            return self._with(run.trace(run.delays.seeds[0]), run.name)
+            return self._with(run, run.trace(run.delays.seeds[0]))
         [where] = WhereTimeWent(self.held).by_vectors(run)
-        return _Simulated(where, run.name, None)
+        return _Simulated(where, run.name, run.reason, None)
 
     def by_kinds(self, run: "KindsRun") -> _Simulated:
-        return self._with(run.trace(), run.name)
+        return self._with(run, run.trace())
 
     def by_events(self, run: "EventRun") -> _Simulated:
-        return self._with(next(run.traces()), run.name)
+        return self._with(run, next(run.traces()))
 
-    def _with(self, trace: Trace, engine: str) -> _Simulated:
-        return _Simulated(break_down(trace, find_held(trace, self._costs)), engine, trace)
+    def _with(self, run: "VectorRun | KindsRun | EventRun", trace: Trace) -> _Simulated:
+        return _Simulated(break_down(trace, find_held(trace, self._costs)), run.name, run.reason, trace)
 
 
 @click.command("simulate")
@@ -112,11 +115,12 @@ def command(
             in_order = times.facets.changed(LINKS, done.where.links_per_step_s())  # in which they held ranks up
             times = replace(times, facets=in_order)
             measured.append(times)
-            rows.append(_record(planned, times, float(done.where.makespan_s[0]), file))
+            rows.append(_record(planned, times, done, file))
             traces += [(label, done.trace)] if plot and done.trace else []
     tables = [table_text(f"{Path(name).name}: seconds per step, averaged over ranks", _COLUMNS, rows)]
     tables += facets_text(measured, measured[0])
     tables += [f"{text}." for text in facets.sentences(measured)]
+    tables += _reasons(rows, engine)
     session.result({"scenario": name, "rows": rows}, "\n\n".join(tables))
     if plot:
         from simdist.report import timeline_figure
@@ -152,7 +156,16 @@ def _simulate(planned: PlannedSchedule, engine: Engine, bar: ProgressBar) -> _Si
     return run(plan, costs, delays, observe=keep, engine=engine, live=planned.live, progress=progress)
 
 
-def _record(planned: PlannedSchedule, times: ScheduleTimes, makespan_s: float, file: Path | None) -> dict[str, Any]:
+def _reasons(rows: Sequence[dict[str, Any]], asked: Engine) -> list[str]:
+    """Say why schedules needed another engine than `fast`."""
+    labels: dict[str, list[str]] = {}
+    for row in rows:
+        if row["engine"] == "des" and asked == "auto":
+            labels.setdefault(row["engine_reason"], []).append(row["schedule"])
+    return [f"Engine des for {', '.join(names)}: {reason}." for reason, names in labels.items()]
+
+
+def _record(planned: PlannedSchedule, times: ScheduleTimes, done: _Simulated, file: Path | None) -> dict[str, Any]:
     """Return a simulated schedule as JSON.
 
     Columns:
@@ -166,6 +179,7 @@ def _record(planned: PlannedSchedule, times: ScheduleTimes, makespan_s: float, f
         makespan_s (float): Until the last rank is done.
         steps (int): Steps.
         engine (str): `fast` or `des`.
+        engine_reason (str): Why no faster engine, or why `fast` is exact.
         digest (str): Digest of the plan.
         trace (str or null): File written.
         links_s (object): Only where links held ranks up: link, such as `nic_out[3]`, -> seconds (float) of `comm_s` and
@@ -178,9 +192,10 @@ def _record(planned: PlannedSchedule, times: ScheduleTimes, makespan_s: float, f
         "schedule": times.label,
         "step_s": float(times.step_s[0]),
         **{f"{state}_s": float(seconds[0]) for state, seconds in times.states_s.items()},
-        "makespan_s": makespan_s,
+        "makespan_s": float(done.where.makespan_s[0]),
         "steps": planned.plan.n_steps,
         "engine": times.engine,
+        "engine_reason": done.reason,
         "digest": planned.plan.digest(),
         "trace": str(file) if file else None,
         **times.facets.document(),

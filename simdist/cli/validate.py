@@ -9,6 +9,7 @@ import click
 
 from simdist.cli import common, inputs
 from simdist.errors import TraceError, naming
+from simdist.files import save_text
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.runs.building import Built, price_of
@@ -129,7 +130,7 @@ def _corrected(session: common.Session, each: _Validated, calibrated: Calibrated
     if each.validation.n_steps < each.run.plan.n_steps:
         raise TraceError(f"{each.run.path}: the measurement is incomplete, so nothing is corrected: run it again")
     cluster, done = corrected(each.run, calibrated, each.real)
-    inputs.save_text(file, dump_cluster(cluster))
+    save_text(file, dump_cluster(cluster))
     session.wrote(file)
     return done
 

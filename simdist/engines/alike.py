@@ -27,15 +27,15 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.cost.costs import Costs, Local, Shared, Stage, Varying
+from simdist.cost.costs import Costs, Local, Stage
 from simdist.engines.network.flows import Flow, Flows, nothing
 from simdist.engines.network.max_min import TOGETHER
 from simdist.engines.symmetry import Meetings, Partition, Symmetry, mixed
-from simdist.errors import UnsupportedError, standstill
-from simdist.plan import Delay, Enter, Op, Plan, Tick, op_text
+from simdist.errors import UnforeseenError, standstill
+from simdist.plan import Delay, Op, Plan, Tick, op_text
 from simdist.plan.delays import DelaySource, SeedDelays, delays_of, seconds_of
 from simdist.plan.ops import tick_s
-from simdist.plan.walk import Stretch, Template, drops_late, stretches
+from simdist.plan.walk import Stretch, Template, stretches
 from simdist.traces.breakdown import Attribution, Breakdown
 from simdist.traces.trace import Trace, ended_with_its_last_result
 
@@ -61,10 +61,10 @@ class KindsRun:
 
     Args:
         plan: A legal plan.
-        costs: Its price list.
         delays: The delays of the seeds.
         progress: Called with the steps done and the steps of all seeds.
-        courses: What earlier runs with these prices found.
+        courses: What is known of spans with these prices.
+        reason: Why this engine was chosen.
     """
 
     name = "des"
@@ -72,24 +72,24 @@ class KindsRun:
     def __init__(
         self,
         plan: Plan,
-        costs: Costs,
         delays: SeedDelays,
         progress: Progress | None,
-        courses: "Courses | None",
+        courses: "Courses",
+        reason: str = "",
     ) -> None:
         self.plan = plan
         self.delays = delays.different
         self.n_repeats = len(delays.seeds) // len(self.delays.seeds)
         """How often the seeds that differ make all seeds."""
-        self._costs = costs
+        self.reason = reason
         self._progress = progress
-        self._courses = courses or Courses(costs, plan.world_size)
+        self._courses = courses
 
     def trace(self) -> Trace:
         """Return all times of the first seed.
 
         Raises:
-            UnsupportedError: Few ranks are alike, or the plan has what ranks that are alike cannot show.
+            UnforeseenError: In a later step few ranks are alike, or transfers go on from step to step.
         """
         plan = self.plan
         times_s = np.empty((3, plan.n_instances, plan.world_size))
@@ -105,7 +105,7 @@ class KindsRun:
         """Return when each operation started and ended on rank 0 with the first seed, `[n_instances]` each.
 
         Raises:
-            UnsupportedError: See `trace`.
+            UnforeseenError: See `trace`.
         """
         rows: tuple[list[Times], list[Times]] = ([], [])
         for told, *_ in self._steps():
@@ -118,7 +118,7 @@ class KindsRun:
         """Return where the time went.
 
         Raises:
-            UnsupportedError: See `trace`.
+            UnforeseenError: See `trace`.
         """
         world_size = self.plan.world_size
         attribution = Attribution(world_size, len(self.delays.seeds))
@@ -134,7 +134,7 @@ class KindsRun:
         """Return when the last rank is done, `[n_seeds]`.
 
         Raises:
-            UnsupportedError: See `trace`.
+            UnforeseenError: See `trace`.
         """
         makespan_s = np.zeros(len(self.delays.seeds))
         for of_seeds in self._steps():
@@ -145,7 +145,6 @@ class KindsRun:
     def _steps(self) -> "Iterator[tuple[_Told, ...]]":
         """Simulate the plan, and yield each step, of all seeds."""
         plan = self.plan
-        _refuse(plan, self._costs)
         self._courses.begin()
         n_seeds = len(self.delays.seeds)
         seeds = [_Seed(self._courses) for _ in range(n_seeds)]
@@ -179,21 +178,6 @@ def _attribute(attribution: Attribution, of_seeds: "Sequence[_Told]", world_size
                 row[..., seed] = of_kinds if of_kinds.shape[1] == 1 else of_kinds[:, told.partition.of_ranks]
         for number, template in enumerate(some, first):
             attribution.add(number, template, *times_s[:, number - first])
-
-
-def _refuse(plan: Plan, costs: Costs) -> None:
-    """Refuse what makes all ranks differ.
-
-    Raises:
-        UnsupportedError: Members of a collective begin or end on their own, batches differ, or links change.
-    """
-    if drops_late(plan) or any(isinstance(op, Enter) for body in plan.bodies for op in body):
-        raise UnsupportedError("ranks that sit out steps are simulated one by one")
-    if costs.disturbed or costs.shares:
-        raise UnsupportedError("links that differ from others are simulated one by one")
-    for op, cost in costs.of.items():
-        if isinstance(cost, Varying) or (isinstance(cost, Shared) and (cost.segments or cost.first_come)):
-            raise UnsupportedError(f"{op_text(op)}: ranks differ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,7 +453,7 @@ class _Seed:
         """Simulate the next step. Return those that no later one can change.
 
         Raises:
-            UnsupportedError: Few ranks are alike, or transfers go on from step to step.
+            UnforeseenError: Few ranks are alike, or transfers go on from step to step.
         """
         if self._done is None:
             self._pending = [step]
@@ -494,7 +478,7 @@ class _Seed:
         """Return the steps of the latest span.
 
         Raises:
-            UnsupportedError: See `add`.
+            UnforeseenError: See `add`.
         """
         if len(self._pending) > _MOST_JOINED:
             self._simulate_pending()
@@ -504,12 +488,12 @@ class _Seed:
         """Take a step into the latest span. If these are many, all steps to the end of the run follow."""
         self._pending.append(step)
         if sum(len(each.pattern.templates) for each in self._pending) > _MOST_INSTANCES:
-            raise UnsupportedError("transfers go on from step to step")
+            raise UnforeseenError("transfers go on from step to step")
 
     def _simulate_pending(self) -> None:
         self._done = self._run.simulate(self._pending, self._before)
         if not self._done.begins_after(self._before):
-            raise UnsupportedError("transfers of a step still run when a later step begins")
+            raise UnforeseenError("transfers of a step still run when a later step begins")
 
     def _told(self, done: _SpanDone) -> list[_Told]:
         told: list[_Told] = []
@@ -554,7 +538,7 @@ class Courses:
         """Simulate some steps that follow one another.
 
         Raises:
-            UnsupportedError: Few ranks are alike.
+            UnforeseenError: Few ranks are alike.
         """
         pattern = steps[0].pattern if len(steps) == 1 else _Pattern.of_several([each.pattern for each in steps])
         delays_s = [row for each in steps for row in each.delays_s.values()]
@@ -580,10 +564,8 @@ class Courses:
         if before.free_s and not self._has_ticks:
             by_s = max(float(each.max()) for each in before.free_s.values())
             before = before.later(by_s)
-        never_s = np.full(self._world_size, -before.base_s)
-        free_s = {lane: before.free_s.get(lane, never_s) for lane in pattern.lanes}
-        rows = [*self._own, *(before.end_s[back] for back in pattern.needed), *free_s.values(), *delays_s]
-        distinct, begins = np.unique(_colours(rows, self._world_size), return_inverse=True)
+        free_s = self._free_s(pattern, before)
+        distinct, begins = self._begins(pattern, before, free_s, delays_s)
         partition = self._partition(begins)
         of_kinds = begins[partition.firsts]
         key = pattern.works, distinct.tobytes(), of_kinds.tobytes(), partition.form
@@ -600,6 +582,31 @@ class Courses:
         after = self._after(pattern, before, course, partition)
         done = _SpanDone(course, partition, before.base_s, by_s, after)
         return self._same(done, (pattern.key, *key))
+
+    def _free_s(self, pattern: _Pattern, before: _State) -> dict[str, Times]:
+        """Return when each lane of a span is free, `[world_size]`."""
+        never_s = np.full(self._world_size, -before.base_s)
+        return {lane: before.free_s.get(lane, never_s) for lane in pattern.lanes}
+
+    def _begins(
+        self, pattern: _Pattern, before: _State, free_s: dict[str, Times], delays_s: list[Times]
+    ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Return the different ways to begin a span, and the way of each rank."""
+        rows = [*self._own, *(before.end_s[back] for back in pattern.needed), *free_s.values(), *delays_s]
+        distinct, begins = np.unique(_colours(rows, self._world_size), return_inverse=True)
+        return distinct, begins
+
+    def too_many_kinds_at_first(self, plan: Plan, delays: SeedDelays) -> str | None:
+        """Say that most ranks are like no other in the first step of the first seed; None if they are not."""
+        n_seeds = len(delays.seeds)
+        first, *_ = next(_steps(plan, delays.draw(delays.seeds), n_seeds))
+        pattern = first.pattern
+        before = _State(0.0, {}, {}, np.full(self.n_links, -math.inf))
+        _, begins = self._begins(pattern, before, self._free_s(pattern, before), [*first.delays_s.values()])
+        return self._too_many(len(self._symmetry.partition(begins).firsts), _MOST_KINDS * self._world_size)
+
+    def _too_many(self, n_kinds: int, most: float) -> str | None:
+        return f"{n_kinds} of {self._world_size} ranks are like no other" if n_kinds > most else None
 
     def _same(self, done: _SpanDone, key: tuple[object, ...]) -> _SpanDone:
         """Return an earlier span with the same course and the same state after it, or else this one.
@@ -620,8 +627,8 @@ class Courses:
         most = _MOST_KINDS * self._world_size
         if self._has_begun:
             most = max(most, _MOST_LATER)
-        if len(found.firsts) > most:
-            raise UnsupportedError(f"{len(found.firsts)} of {self._world_size} ranks are like no other")
+        if problem := self._too_many(len(found.firsts), most):
+            raise UnforeseenError(problem)
         self._has_begun = True
         return found
 

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from simdist.cost.costs import Costs, Shared, Stage, Transfer, used_by
 from simdist.engines.recurrence import Times, in_columns
-from simdist.errors import UnsupportedError
+from simdist.errors import UnforeseenError
 from simdist.plan import Op, op_text
 from simdist.plan.ops import lane_of
 
@@ -45,19 +45,22 @@ _MOST_FLIGHTS = 256  # transfers in the window of a seed
 _MOST_PASSES = 1000
 
 
-class Contention:
-    """The transfers in flight on links that several operations or groups may want.
+class SharedLinks:
+    """The links that several operations or groups may want, and who uses them.
 
     Args:
         costs: The price list, or one for each seed. A link counts as shared if it is in one of them.
-        n_seeds: Seeds.
         world_size: Ranks.
-        may_go_back: Whether the recurrence can go back. If not, operations that meet are refused.
+
+    Attributes:
+        uses: The links of each operation that may share some.
+        n_components: Number of components.
+        has_several_lanes: Whether operations of several lanes use a component.
+        most_groups: The most groups of an operation that use one component.
     """
 
-    def __init__(self, costs: Sequence[Costs], n_seeds: int, world_size: int, *, may_go_back: bool = True) -> None:
+    def __init__(self, costs: Sequence[Costs], world_size: int) -> None:
         self._costs = costs
-        self._may_go_back = may_go_back
         contested = frozenset[Op]().union(*(each.contested for each in costs))
         by_price: dict[tuple[object, ...], _Use] = {}
         self.uses: dict[Op, _Use] = {}
@@ -66,12 +69,45 @@ class Contention:
             if key not in by_price:
                 by_price[key] = _Use(op, costs, world_size)
             self.uses[op] = by_price[key]
-        n_components = _connect(list(by_price.values()), len(costs[0].capacity_Bps), world_size)
         self._distinct = list(by_price.values())
-        self._busy_s = np.zeros((n_components, n_seeds))  # when the transfers that have left the window ended
-        self._window: dict[int, _Entry] = {}  # by instance, in program order
+        self.n_components = _connect(self._distinct, len(costs[0].capacity_Bps), world_size)
+        lanes = {(number, lane_of(use.op)) for use in self._distinct for number in use.components.tolist()}
+        self.has_several_lanes = len(lanes) > len({number for number, _ in lanes})
+        self.most_groups = max(
+            (int(np.bincount(use.component[use.has_links]).max()) for use in self._distinct if use.has_links.any()),
+            default=0,
+        )
         self._networks: dict[tuple[int, int], _Network] = {}  # by price list and component
-        self._is_stale = np.zeros((n_components, n_seeds), dtype=bool)  # whether the ends of the window are unknown
+
+    def network(self, component: int, seed: int) -> "_Network":
+        """Return the links of a component, at the prices of a seed."""
+        number = seed if len(self._costs) > 1 else 0
+        if (number, component) not in self._networks:
+            self._networks[number, component] = _Network(self._costs[number], self._distinct, component)
+        return self._networks[number, component]
+
+
+class Contention:
+    """The transfers in flight on links that several operations or groups may want.
+
+    Args:
+        links: The links.
+        n_seeds: Seeds.
+        may_go_back: Whether the recurrence can go back. If not, operations that meet are refused.
+        estimates: Whether transfers are taken to end as if they shared no link. This finds the operations that meet
+            with little work.
+    """
+
+    def __init__(self, links: SharedLinks, n_seeds: int, *, may_go_back: bool = True, estimates: bool = False) -> None:
+        self._links = links
+        self._estimates = estimates
+        self._may_go_back = may_go_back
+        self.uses = links.uses
+        self._busy_s = np.zeros((links.n_components, n_seeds))  # when the transfers that have left the window ended
+        self._window: dict[int, _Entry] = {}  # by instance, in program order
+        self._is_stale = np.zeros(
+            (links.n_components, n_seeds), dtype=bool
+        )  # whether the ends of the window are unknown
         self._is_coming_again = False
         self._n_passes = 0
 
@@ -116,7 +152,7 @@ class Contention:
             if self._is_coming_again:
                 self._n_passes += 1
                 if self._n_passes > _MOST_PASSES:
-                    raise UnsupportedError(f"{_where(op, step)}: the sharing of links does not settle: {_USE_DES}")
+                    raise UnforeseenError(f"{_where(op, step)}: the sharing of links does not settle")
                 return None, changed
         return entry.end_s, first
 
@@ -140,9 +176,9 @@ class Contention:
 
     def _refuse_busy(self, op: Op, step: int, is_busy: bool | np.bool_) -> None:
         if is_busy:
-            raise UnsupportedError(
-                f"{_where(op, step)}: another operation may still use a link that it needs; the fast engine shares "
-                f"links only between operations of one stream: {_USE_DES}"
+            raise UnforeseenError(
+                f"{_where(op, step)}: another operation may still use a link that it needs; the fast engine "
+                f"shares links only between operations of one stream"
             )
 
     def _leave(self, until_s: Times) -> _Cells:
@@ -201,22 +237,15 @@ class Contention:
         for component, seed in np.argwhere(self._is_stale).tolist():
             flights = list(self._flights(component, seed))
             if len(flights) > _MOST_FLIGHTS:
-                raise UnsupportedError(f"{_where(op, step)}: {len(flights)} transfers share links: {_USE_DES}")
-            ends_s = self._network(component, seed).ends_s(flights)
+                raise UnforeseenError(f"{_where(op, step)}: {len(flights)} transfers share links")
+            if self._estimates:
+                continue
+            ends_s = self._links.network(component, seed).ends_s(flights)
             for flight, end_s in zip(flights, ends_s, strict=True):
                 if end_s != flight.end_s:
                     flight.entry.end_s[flight.group, seed] = end_s
                     changed = min(changed, flight.index)
         return changed
-
-    def _network(self, component: int, seed: int) -> "_Network":
-        number = seed if len(self._costs) > 1 else 0
-        if (number, component) not in self._networks:
-            self._networks[number, component] = _Network(self._costs[number], self._distinct, component)
-        return self._networks[number, component]
-
-
-_USE_DES = "use --engine des (or auto)"
 
 
 def _where(op: Op, step: int) -> str:

@@ -65,6 +65,7 @@ class EventRun:
         actors: See `simdist.engines.run.Live`; likewise the others.
         observers: See there.
         traffic: See there.
+        reason: Why this engine was chosen.
     """
 
     name = "des"
@@ -79,12 +80,14 @@ class EventRun:
         actors: Sequence[Actor],
         observers: Sequence[Observer],
         traffic: Callable[[int], Traffic | None] | None,
+        reason: str = "",
     ) -> None:
         self.plan = plan
         self.costs = costs
         self.delays = delays if actors else delays.different
         self.n_repeats = len(delays.seeds) // len(self.delays.seeds)
         """How often the seeds that are simulated make all seeds."""
+        self.reason = reason
         self._progress = progress
         self._actors = actors
         self._observers = observers

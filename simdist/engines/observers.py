@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.errors import UnsupportedError
 from simdist.plan.delays import Delays, SeedDelays
 from simdist.plan.plan import Plan
 from simdist.plan.walk import Template
@@ -93,10 +92,6 @@ class WhereTimeWent(Observer[tuple[Breakdown, ...]]):
         found = []
         for seeds in run.batches():
             if run.has_late:
-                if self.held:
-                    raise UnsupportedError(
-                        "links that are slow throughout hold up who comes first: use --engine des (or auto)"
-                    )
                 found.append(side_by_side([break_down(run.trace(seed)) for seed in seeds]))
                 continue
             attribution = run.tell(partial(Attribution, held=self.held), seeds, each_rank=self.held is not None)

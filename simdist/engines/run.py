@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from simdist.cost.costs import Costs
+from simdist.engines.choose import USE_OTHERS, AnyEngine, ChosenEngine, RunToChoose, choose
 from simdist.engines.observers import ObservedT, Observer
-from simdist.errors import UnsupportedError
+from simdist.errors import UnforeseenError, UnsupportedError
 from simdist.plan import Plan
 from simdist.plan.delays import Delays, SeedDelays, check_delays
 
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from simdist.engines.alike import Courses
     from simdist.engines.live import Observer as LiveObserver
 
-Engine: TypeAlias = Literal["auto", "des", "fast"]
-#: `alike` takes one rank of each kind, or refuses.
-AnyEngine: TypeAlias = Engine | Literal["alike"]
 #: Called with the steps done and the steps of all seeds.
 Progress: TypeAlias = Callable[[int, int], None]
 
@@ -75,38 +73,42 @@ def run(
             check_delays(plan, delays)
         delays = SeedDelays.of(delays)
     costs = [prices] if isinstance(prices, Costs) else prices
-    needs_events = live is not None and bool(live.actors or live.observers)
-
-    def by_vectors() -> ObservedT:
-        if needs_events:
-            raise UnsupportedError(
-                "actors and observers need every event, and the fast engine has none: use engine='des'"
-            )
-        from simdist.engines.vector import VectorRun
-
-        return observe.by_vectors(VectorRun(plan, costs, delays, progress))
-
-    def by_kinds() -> ObservedT:
-        from simdist.engines.alike import KindsRun
-
-        return observe.by_kinds(KindsRun(plan, costs[0], delays, progress, courses))
-
-    def by_events() -> ObservedT:
-        from simdist.engines.des import EventRun
-
-        its = live or Live()
-        return observe.by_events(
-            EventRun(plan, costs[0], delays, progress, actors=its.actors, observers=its.observers, traffic=its.traffic)
-        )
-
-    if engine != "auto":
-        return {"fast": by_vectors, "alike": by_kinds, "des": by_events}[engine]()
-    attempts = [by_vectors] if needs_events or observe.needs_traces else [by_vectors, by_kinds]
-    if len(attempts) > 1 and observe.prefers_kinds(plan, delays):
-        attempts.reverse()
-    for attempt in attempts:
+    its = live or Live()
+    asked = RunToChoose(plan, costs, delays, observe, bool(its.actors or its.observers), courses)
+    barred: dict[str, str] = {}
+    while True:
+        choice = choose(asked, engine, barred)
         try:
-            return attempt()
-        except UnsupportedError:
-            pass
-    return by_events()
+            return _observed(asked, choice, its, progress)
+        except UnforeseenError as error:
+            if engine != "auto":
+                raise UnsupportedError(f"{error}: {USE_OTHERS}") from None
+            barred[choice.engine] = str(error)
+
+
+def _observed(asked: RunToChoose[ObservedT], choice: ChosenEngine, live: Live, progress: Progress | None) -> ObservedT:
+    """Simulate a plan with the engine that was chosen."""
+    plan = asked.plan
+    match choice.engine:
+        case "fast":
+            from simdist.engines.vector import VectorRun
+
+            links = asked.links
+            return asked.observe.by_vectors(VectorRun(plan, asked.costs, asked.delays, progress, links, choice.reason))
+        case "alike":
+            from simdist.engines.alike import KindsRun
+
+            return asked.observe.by_kinds(KindsRun(plan, asked.delays, progress, asked.courses, choice.reason))
+    from simdist.engines.des import EventRun
+
+    run = EventRun(
+        plan,
+        asked.costs[0],
+        asked.delays,
+        progress,
+        actors=live.actors,
+        observers=live.observers,
+        traffic=live.traffic,
+        reason=choice.reason,
+    )
+    return asked.observe.by_events(run)

@@ -7,26 +7,29 @@ bit wherever no resource is shared.
 then all ranks have the same times. They are computed once, in the same order, so the results are the same to the last
 bit.
 
-Operations of one lane may share resources: see `simdist.engines.contention`. Everything else is refused with
-`UnsupportedError`; the discrete-event engine can simulate it.
+Operations of one lane may share resources: see `simdist.engines.contention`. `simdist.engines.choose` knows what else
+rules this engine out.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import reduce
-from typing import TypeAlias, TypeVar
+from functools import partial, reduce
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
 from simdist import plan as plans
 from simdist.cost.costs import Costs, Local, Shared, Varying
 from simdist.engines.recurrence import GroupMeeting, Price, Recurrence, Times, in_columns, one_for_all
-from simdist.errors import UnsupportedError
+from simdist.errors import UnforeseenError
 from simdist.plan import COLLECTIVES, Op, Plan
 from simdist.plan.delays import SeedDelays
-from simdist.plan.walk import Stretch, drops_late, stretches
+from simdist.plan.walk import Stretch, Template, drops_late, stretches
 from simdist.traces.breakdown import Collector
 from simdist.traces.links import LinkRecorder
 from simdist.traces.trace import Trace, ended_with_its_last_result
+
+if TYPE_CHECKING:
+    from simdist.engines.contention import SharedLinks
 
 Progress: TypeAlias = Callable[[int, int], None]
 _CollectorT = TypeVar("_CollectorT", bound=Collector)
@@ -45,15 +48,27 @@ class VectorRun:
         costs: The price list of all seeds, or one for each.
         delays: The delays of the seeds.
         progress: Called with the steps done and the steps of all seeds.
+        links: The links that transfers share; None if they share none.
+        reason: Why this engine was chosen.
     """
 
     name = "fast"
 
-    def __init__(self, plan: Plan, costs: Sequence[Costs], delays: SeedDelays, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        costs: Sequence[Costs],
+        delays: SeedDelays,
+        progress: Progress | None,
+        links: "SharedLinks | None",
+        reason: str = "",
+    ) -> None:
         self.plan = plan
         self.delays = delays
         self._costs = costs[:1] if all(each is costs[0] for each in costs) else costs
         self._progress = progress
+        self._links = links
+        self.reason = reason
 
     @property
     def has_late(self) -> bool:
@@ -71,18 +86,14 @@ class VectorRun:
         """Return all times of a seed.
 
         Raises:
-            UnsupportedError: Operations of several lanes may meet on a resource, or loads differ from one another.
+            UnforeseenError: Operations meet on a link, although the estimate said that they do not.
         """
         plan = self.plan
-        if len(self._costs) > 1:
-            raise UnsupportedError(
-                "who comes first depends on prices, which differ from seed to seed: use --engine des"
-            )
         times_s = np.empty((3, plan.n_instances, plan.world_size))  # one block: large enough for Linux's huge pages
         ready_s, start_s, end_s = times_s
         walked = list(stretches(plan))
         table = end_s[:, :, np.newaxis]
-        prices = _prices(plan, self._costs, 1)
+        prices = _prices(plan, self._costs, 1, self._links)
         recurrence = Recurrence(plan, 1, prices, delays=self.delays.draw([seed]), table=table)
         recurrence.run(walked, self._report([seed]))
         for stretch in walked:
@@ -106,20 +117,37 @@ class VectorRun:
             each_rank: Whether it needs each rank and seed.
 
         Raises:
-            UnsupportedError: See `trace`.
+            UnforeseenError: See `trace`.
         """
+        return self._tell(collector_of, seeds, each_rank=each_rank)
+
+    def meeting(self) -> str | None:
+        """Return where operations of several lanes meet on a link, or too many transfers; None if nowhere.
+
+        Times are estimates: no transfer slows down another.
+        """
+        try:
+            for seeds in self.batches():
+                self._tell(_Deaf, seeds, each_rank=False, estimates=True)
+        except UnforeseenError as error:
+            return str(error)
+        return None
+
+    def _tell(
+        self, collector_of: CollectorOf[_CollectorT], seeds: Sequence[int], *, each_rank: bool, estimates: bool = False
+    ) -> _CollectorT:
         plan = self.plan
+        costs = self._costs
         n = len(seeds)
-        if len(self._costs) == 1 and not each_rank and not _has_delays(plan):
+        if len(costs) == 1 and not each_rank and not _has_delays(plan):
             n = 1  # all seeds are alike
-        prices = _prices(plan, self._costs, n)
+        prices = _prices(plan, costs, n, self._links, estimates=estimates)
         of_one = None if each_rank else _of_one_rank(plan, prices)
         n_ranks = plan.world_size if of_one is None else 1
         collector = collector_of(n_ranks, n)
         source = self.delays.draw(seeds)
-        Recurrence(plan, n, of_one or prices, delays=source, observer=collector, n_ranks=n_ranks).run(
-            stretches(plan), self._report(seeds)
-        )
+        recurrence = Recurrence(plan, n, of_one or prices, delays=source, observer=collector, n_ranks=n_ranks)
+        recurrence.run(stretches(plan), self._report(seeds))
         return collector
 
     def _report(self, seeds: Sequence[int]) -> Callable[[int], None] | None:
@@ -133,17 +161,15 @@ class VectorRun:
         return lambda step: progress(before + len(seeds) * step, total)
 
 
-def are_alike(plan: Plan, costs: Costs) -> bool:
-    """Tell whether all ranks surely have the same times, so that none waits for another.
+def one_rank_stands_for_all(plan: Plan, costs: Costs, links: "SharedLinks | None") -> bool:
+    """Tell whether all ranks surely have the same times.
 
     Args:
-        plan: A legal plan.
-        costs: Its price list.
+        plan: A legal plan, without delays.
+        costs: Its price list, which recurrences can use.
+        links: The links that transfers share.
     """
-    try:
-        return not drops_late(plan) and _of_one_rank(plan, _prices(plan, [costs], 1)) is not None
-    except UnsupportedError:
-        return False
+    return _of_one_rank(plan, _prices(plan, [costs], 1, links)) is not None
 
 
 def _has_delays(plan: Plan) -> bool:
@@ -161,6 +187,16 @@ def _of_one_rank(plan: Plan, prices: Mapping[Op, Price]) -> dict[Op, Price] | No
             return None
         found[op] = alike
     return found
+
+
+class _Deaf:
+    """A collector that keeps nothing."""
+
+    def __init__(self, n_ranks: int, n_seeds: int) -> None:
+        pass
+
+    def add(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
+        """Take the times of the next instance."""
 
 
 def _recover_ready_and_start(stretch: Stretch, ready_s: Times, start_s: Times, end_s: Times) -> None:
@@ -183,48 +219,26 @@ def _recover_ready_and_start(stretch: Stretch, ready_s: Times, start_s: Times, e
             start_s[at:last:n].reshape(shape)[...] = starts[:, :, np.newaxis]
 
 
-def _prices(plan: Plan, costs: Sequence[Costs], n_seeds: int) -> dict[Op, Price]:
-    """Return the price of each operation: its seconds alone or, where its groups share resources, together.
-
-    With several price lists, one for each seed, a resource counts as shared if it is shared in one of them.
-
-    Raises:
-        UnsupportedError: Loads differ from one another, or segments differ between price lists.
-    """
-    for op, cost in costs[0].of.items():
-        if isinstance(cost, Varying):
-            raise UnsupportedError(
-                f"{plans.op_text(op)}: every batch takes its own time; the fast engine is exact only for operations "
-                f"that repeat themselves: use --engine des (or auto)"
-            )
-    for each in costs:
-        _refuse_disturbed(each)
+def _prices(
+    plan: Plan, costs: Sequence[Costs], n_seeds: int, links: "SharedLinks | None", *, estimates: bool = False
+) -> dict[Op, Price]:
+    """Return the price of each operation: its seconds alone or, where its groups share links, together."""
     contention = None
-    if any(each.contested for each in costs):
+    if links:
         from simdist.engines.contention import Contention
 
-        contention = Contention(costs, n_seeds, plan.world_size, may_go_back=not drops_late(plan))
+        contention = Contention(links, n_seeds, may_go_back=not drops_late(plan), estimates=estimates)
     prices: dict[Op, Price] = {}
     for op, cost in costs[0].of.items():
-        match cost:
-            case Local():
-                prices[op] = _alone_s(op, costs)
-            case Shared() if cost.first_come:
-                if contention and op in contention.uses:
-                    raise UnsupportedError(f"{plans.op_text(op)}: others may use its links: use --engine des (or auto)")
-                prices[op] = GroupMeeting.of(
-                    cost.group, plan.world_size, n_seeds, seconds=cost.alone_s, first_come=cost.first_come
-                )
-            case Shared() if contention and op in contention.uses:
-                seconds = contention.uses[op].seconds
-                sharing = contention.of(op)
-                prices[op] = GroupMeeting.of(cost.group, plan.world_size, n_seeds, seconds=seconds, sharing=sharing)
-            case Shared():
-                alone_s = _alone_s(op, costs)
-                segments = cost.segments
-                if segments and len(costs) > 1:
-                    raise UnsupportedError(f"{plans.op_text(op)}: members begin on their own, at prices that differ")
-                prices[op] = GroupMeeting.of(cost.group, plan.world_size, n_seeds, seconds=alone_s, segments=segments)
+        if isinstance(cost, Local):
+            prices[op] = _alone_s(op, costs)
+        if not isinstance(cost, Shared):
+            continue
+        meeting = partial(GroupMeeting.of, cost.group, plan.world_size, n_seeds)
+        if contention and op in contention.uses:
+            prices[op] = meeting(seconds=contention.uses[op].seconds, sharing=contention.of(op))
+        else:
+            prices[op] = meeting(seconds=_alone_s(op, costs), segments=cost.segments, first_come=cost.first_come)
     return prices
 
 
@@ -234,16 +248,3 @@ def _alone_s(op: Op, costs: Sequence[Costs]) -> float | Times:
         each.seconds if isinstance(each, Local) else each.alone_s for each in found if not isinstance(each, Varying)
     )
     return in_columns(list(seconds))
-
-
-def _refuse_disturbed(costs: Costs) -> None:
-    """Refuse operations on links that change their rate during the run or that carry traffic of other jobs."""
-    for op, cost in costs.of.items():
-        for transfer in cost.transfers if isinstance(cost, Shared) and costs.disturbed else ():
-            used = {resource for stage in transfer.stages for resource in stage.resources.tolist()}
-            for resource in sorted(used & costs.disturbed.keys()):
-                raise UnsupportedError(
-                    f"{plans.op_text(op)}: {costs.resources.name(resource)} is disturbed by "
-                    f"{costs.disturbed[resource]}; the fast engine is exact only for links that stay as they are: use "
-                    f"--engine des (or auto)"
-                )

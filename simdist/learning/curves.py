@@ -13,7 +13,7 @@ from simdist.settings.base import nearest, shown
 
 Model: TypeAlias = Literal["average", "rank0", "training"]
 
-LOSS = "loss"
+_LOSS = "loss"
 _TARGET = re.compile(r"\s*(?:(rank0|average)\.)?([^\s<>=]+)\s*([<>]=)\s*(\S+)\s*")
 
 
@@ -72,7 +72,7 @@ class Target:
 
     def values(self, curve: Curve) -> NDArray[np.float64]:
         """Return the metric at each evaluation; the task must have it, see `check`."""
-        found = {"training": {LOSS: curve.losses}, "average": curve.average, "rank0": curve.rank0}
+        found = {"training": {_LOSS: curve.losses}, "average": curve.average, "rank0": curve.rank0}
         return np.array(found[self.model][self.metric])
 
     def check(self, metrics: Collection[str]) -> None:
@@ -95,7 +95,7 @@ class Target:
 
 
 #: The metric to show without a target.
-TRAINING_LOSS = Target(LOSS, "training", -1, 0.0)
+TRAINING_LOSS = Target(_LOSS, "training", -1, 0.0)
 
 
 def parse_target(text: str) -> Target:
@@ -111,7 +111,7 @@ def parse_target(text: str) -> Target:
     try:
         if found is None or not np.isfinite(float(found[4])):
             raise ValueError
-        model = cast(Model, found[1] or ("training" if found[2] == LOSS else "average"))
+        model = cast(Model, found[1] or ("training" if found[2] == _LOSS else "average"))
         return Target(found[2], model, 1 if found[3] == ">=" else -1, float(found[4]))
     except ValueError:
         raise ScenarioError(

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: A result with a picture.
-Pictured: TypeAlias = (
+_Pictured: TypeAlias = (
     Comparison
     | Tuned
     | Table
@@ -74,7 +74,7 @@ Pictured: TypeAlias = (
     | LearnedSchedules
 )
 #: A result with a table.
-Shown: TypeAlias = Pictured | Scenario | Sweep
+Shown: TypeAlias = _Pictured | Scenario | Sweep
 
 _COMPARED = (SCHEDULE, STEP_TIME, SPEEDUP, *STATES, ENGINE)
 _KNOBS = (
@@ -105,7 +105,7 @@ _MOST_TICKS = 8
 _LOGARITHMIC = 8  # largest / smallest value from which an axis is
 
 
-def plot(result: Pictured) -> "Figure":
+def plot(result: _Pictured) -> "Figure":
     """Draw a result.
 
     Args:

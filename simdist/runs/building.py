@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.cost import Costs, compute_s, price, tensor_backward_s
-from simdist.engines import vector
+from simdist.engines import choose
+from simdist.engines.choose import Engine
 from simdist.engines.observers import WholeTrace
-from simdist.engines.run import Engine, Live, run
+from simdist.engines.run import Live, run
 from simdist.errors import ScenarioError
 from simdist.plan import Channel, Dataset, Plan
 from simdist.plan.check import check
@@ -307,7 +308,7 @@ def simulate(
 
 def ranks_are_alike(built: Built) -> bool:
     """Tell whether all ranks surely have the same times, so that none waits for another."""
-    return vector.are_alike(built.plan, built.costs)
+    return choose.all_ranks_are_alike(built.plan, built.costs)
 
 
 def delays(scenario: Scenario) -> dict[Channel, NDArray[np.float64]]:

@@ -2,16 +2,15 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.engines.observers import FirstRank
-from simdist.engines.run import AnyEngine, run
-from simdist.errors import UnsupportedError
+from simdist.engines.observers import FirstRank, Observer
+from simdist.engines.run import run as simulated
 from simdist.plan import Plan, ops
-from simdist.plan.delays import no_delays
+from simdist.plan.delays import SeedDelays, no_delays
 from simdist.plan.optimizers import OPTIMIZERS
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.runs.building import Built
@@ -19,6 +18,11 @@ from simdist.scenario.scenario import Scenario
 from simdist.scenario.workload import Workload
 from simdist.traces.memory import Occupancy, kinds_of, occupancy_of_times
 from simdist.traces.trace import Trace
+
+if TYPE_CHECKING:
+    from simdist.engines.alike import KindsRun
+    from simdist.engines.des import EventRun
+    from simdist.engines.vector import VectorRun
 
 #: A plan, and when its instances start and end on the first rank.
 _PlanTimes: TypeAlias = tuple[Plan, NDArray[np.float64], NDArray[np.float64]]
@@ -54,19 +58,30 @@ def _occupancy(plan: Plan, start_s: NDArray[np.float64], end_s: NDArray[np.float
 def _times(built: Built) -> _PlanTimes:
     """Return the first steps of a plan, and when their instances start and end on the first rank."""
     plan = _first_steps(built.plan, n_more=_STEPS_AFTER)
-    engines: tuple[AnyEngine, ...] = ("alike", "fast")
-    for engine in engines:
-        try:
-            return plan, *_of_first_rank(plan, built, engine)
-        except UnsupportedError:
-            pass
-    shorter = _first_steps(built.plan, n_more=0)
-    return shorter, *_of_first_rank(shorter, built, "des")
+    return simulated(plan, built.costs, no_delays(plan), observe=_FirstSteps(built), courses=built.courses)
 
 
-def _of_first_rank(plan: Plan, built: Built, engine: AnyEngine) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    none = no_delays(plan)
-    return run(plan, built.costs, none, observe=FirstRank(), engine=engine, courses=built.courses)
+class _FirstSteps(Observer[_PlanTimes]):
+    """Keeps when each operation starts and ends on the first rank; of fewer steps if all ranks are simulated."""
+
+    of_one_seed = True
+
+    def __init__(self, built: Built) -> None:
+        self._built = built
+
+    def prefers_kinds(self, plan: Plan, delays: SeedDelays) -> bool:
+        return True
+
+    def by_vectors(self, run: "VectorRun") -> _PlanTimes:
+        return run.plan, *FirstRank().by_vectors(run)
+
+    def by_kinds(self, run: "KindsRun") -> _PlanTimes:
+        return run.plan, *FirstRank().by_kinds(run)
+
+    def by_events(self, run: "EventRun") -> _PlanTimes:
+        shorter = _first_steps(self._built.plan, n_more=0)
+        times_s = simulated(shorter, self._built.costs, no_delays(shorter), observe=FirstRank(), engine="des")
+        return shorter, *times_s
 
 
 def most_nbytes(built: Built, workload: Workload) -> int:

@@ -37,7 +37,7 @@ _NumberT = TypeVar("_NumberT", int, float)
 OPS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "sendrecv")
 
 #: Sources of ranges of numbers that tables told begin with it.
-CALIBRATED = "simdist calibrate"
+CALIBRATED = "nccl-tests"
 
 _ITEM_NBYTES = 4
 _IDLE = Workload(tensors=(Tensor(name="none", count=1),), batch_size=1, forward_s=0.0)

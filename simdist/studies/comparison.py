@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.engines.run import Engine
+from simdist.engines.choose import Engine
 from simdist.errors import ScenarioError, naming
 from simdist.plan.delays import Draw
 from simdist.runs.building import Built, build, in_steps

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.cost import tensor_backward_s
+from simdist.engines.choose import Engine
 from simdist.engines.observers import StepSeconds
-from simdist.engines.run import Engine, run
+from simdist.engines.run import run
 from simdist.errors import UnsupportedError
 from simdist.plan.delays import Delays, DelaySource, Draw, DrawnDelays, SeedDelays, SideBySide, SomeSeeds, no_delays
 from simdist.runs.building import Built, build, delay_sampler, job, price_of

@@ -267,7 +267,7 @@ class EpochMeans:
 
 
 @dataclass(frozen=True)
-class EpochTimes:
+class _EpochTimes:
     """Epochs of a schedule with a data set.
 
     Args:
@@ -280,10 +280,10 @@ class EpochTimes:
 
 
 @final
-class EpochsFacet(Facet[EpochTimes]):
+class _EpochsFacet(Facet[_EpochTimes]):
     """Epochs of a scenario with a data set: their times, their stalls, and the levels that samples came from."""
 
-    nothing = EpochTimes()
+    nothing = _EpochTimes()
     names = ("staging_s", "epoch_first_s", "epoch_last_s")
     brief = (
         Column("first epoch", "epoch_first_s", form=seconds),
@@ -297,7 +297,7 @@ class EpochsFacet(Facet[EpochTimes]):
         *(Column(name, form=format_share) for name in ("stalled", *LEVELS)),
     )
 
-    def measure(self, simulated: Simulated) -> EpochTimes:
+    def measure(self, simulated: Simulated) -> _EpochTimes:
         """Average epochs over seeds. The levels that samples come from are the same with every seed."""
         found = simulated.epochs
         if not found:
@@ -311,41 +311,41 @@ class EpochsFacet(Facet[EpochTimes]):
             )
             for same in zip(*(each.epochs for each in found), strict=True)
         )
-        return EpochTimes(epochs, float(np.mean([each.staging_s for each in found])))
+        return _EpochTimes(epochs, float(np.mean([each.staging_s for each in found])))
 
-    def document(self, value: EpochTimes) -> dict[str, object]:
+    def document(self, value: _EpochTimes) -> dict[str, object]:
         """Return all epochs."""
         if not value.epochs:
             return {}
         return {"epochs": tuple(asdict(each) for each in value.epochs), "staging_s": value.staging_s}
 
-    def cells(self, value: EpochTimes) -> dict[str, object]:
+    def cells(self, value: _EpochTimes) -> dict[str, object]:
         """Return the first and the last epoch. Caches are empty in the first one."""
         if not value.epochs:
             return {}
         times_s = (value.staging_s, value.epochs[0].seconds, value.epochs[-1].seconds)
         return dict(zip(self.names, times_s, strict=True))
 
-    def kept(self, value: EpochTimes) -> dict[str, object]:
+    def kept(self, value: _EpochTimes) -> dict[str, object]:
         """Return times only."""
         if not value.epochs:
             return {}
         return {"staging_s": value.staging_s, "epochs_s": [each.seconds for each in value.epochs]}
 
-    def restored(self, record: Mapping[str, Any]) -> EpochTimes:
+    def restored(self, record: Mapping[str, Any]) -> _EpochTimes:
         """Return times only."""
         epochs = enumerate(record.get("epochs_s", ()))
         means = tuple(EpochMeans(number, float(of_epoch_s)) for number, of_epoch_s in epochs)
-        return EpochTimes(means, float(record.get("staging_s", 0.0)))
+        return _EpochTimes(means, float(record.get("staging_s", 0.0)))
 
-    def table(self, lines: Sequence[Line[EpochTimes]], base: EpochTimes) -> FacetTable | None:
+    def table(self, lines: Sequence[Line[_EpochTimes]], base: _EpochTimes) -> FacetTable | None:
         """Return the first epochs of each schedule, and the last."""
         if not any(each.value.epochs for each in lines):
             return None
         about = "epochs: time, share of it stalled for want of a batch, samples by level"
         return FacetTable(about, self._columns, [record for each in lines for record in self._records(each, base)])
 
-    def _records(self, line: Line[EpochTimes], base: EpochTimes) -> Iterator[dict[str, object]]:
+    def _records(self, line: Line[_EpochTimes], base: _EpochTimes) -> Iterator[dict[str, object]]:
         if line.value.staging_s:
             yield {"schedule": line.schedule, "epoch": "staging", "seconds": line.value.staging_s}
         for each in shown_epochs(line.value.epochs):
@@ -363,7 +363,7 @@ class EpochsFacet(Facet[EpochTimes]):
 
 
 @final
-class AddedFacet(Facet[Mapping[str, float]]):
+class _AddedFacet(Facet[Mapping[str, float]]):
     """Seconds per step that checkpoints and disturbed links add: cause -> seconds.
 
     The schedule is simulated again without each cause.
@@ -404,7 +404,7 @@ def _without(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
 
 
 @dataclass(frozen=True, slots=True)
-class WholeJob:
+class _WholeJob:
     """The whole job of a scenario, of which some steps are simulated.
 
     Args:
@@ -419,31 +419,31 @@ class WholeJob:
 
 
 @final
-class WholeJobFacet(Facet[WholeJob | None]):
+class _WholeJobFacet(Facet[_WholeJob | None]):
     """What the length of the whole job comes to at the simulated step time: time, or steps if a time is stated."""
 
-    nothing: WholeJob | None = None
+    nothing: _WholeJob | None = None
 
-    def measure(self, simulated: Simulated) -> WholeJob | None:
+    def measure(self, simulated: Simulated) -> _WholeJob | None:
         """Return nothing: the scenario tells."""
         return None
 
-    def measure_again(self, scenario: Scenario, step_s: StepTimes, again: Again) -> WholeJob | None:
+    def measure_again(self, scenario: Scenario, step_s: StepTimes, again: Again) -> _WholeJob | None:
         """Return steps and time, by the mean step of all seeds."""
         of_step_s = float(step_s.mean())
         match scenario.train_for:
             case None:
                 return None
             case Elapsed(seconds=seconds):
-                return WholeJob(seconds / of_step_s if of_step_s else math.inf, seconds, is_timed=True)
+                return _WholeJob(seconds / of_step_s if of_step_s else math.inf, seconds, is_timed=True)
             case n_steps:
-                return WholeJob(float(n_steps), n_steps * of_step_s, is_timed=False)
+                return _WholeJob(float(n_steps), n_steps * of_step_s, is_timed=False)
 
-    def document(self, value: WholeJob | None) -> dict[str, object]:
+    def document(self, value: _WholeJob | None) -> dict[str, object]:
         """Return both."""
         return {"job_steps": value.n_steps, "job_s": value.seconds} if value else {}
 
-    def columns(self, values: Sequence[WholeJob | None]) -> Sequence[Column]:
+    def columns(self, values: Sequence[_WholeJob | None]) -> Sequence[Column]:
         """Return the column that the scenario does not state."""
         if values[0] and values[0].is_timed:
             return [Column(f"steps in {format_duration(values[0].seconds)}", "job_steps", form="{:,.0f}".format)]
@@ -455,7 +455,7 @@ def _divided(value: Mapping[str, float], n_parts: int) -> dict[str, float]:
 
 
 @final
-class LinksFacet(Facet[Mapping[str, float]]):
+class _LinksFacet(Facet[Mapping[str, float]]):
     """Disturbed links: the seconds per step for which each held ranks up, averaged over ranks and seeds.
 
     These seconds are part of `comm` and `io`.
@@ -503,7 +503,7 @@ class LinksFacet(Facet[Mapping[str, float]]):
 
 
 @final
-class RangesFacet(Facet[Mapping[str, float]]):
+class _RangesFacet(Facet[Mapping[str, float]]):
     """Uncertain quantities: the share of the result's variance that each causes alone.
 
     `simdist.studies.comparison.with_ranges` computes the shares from draws, with the ranges of step time and speed-up.
@@ -572,7 +572,7 @@ class GradientsUsed:
 
 
 @final
-class GradientsFacet(Facet[GradientsUsed]):
+class _GradientsFacet(Facet[GradientsUsed]):
     """Gradients that updates do not use, such as those of ranks that are too late."""
 
     nothing = GradientsUsed()
@@ -606,7 +606,7 @@ class GradientsFacet(Facet[GradientsUsed]):
 
 
 @dataclass(frozen=True)
-class PeakMemory:
+class _PeakMemory:
     """The most memory that a rank's device needs at any time.
 
     Args:
@@ -626,17 +626,17 @@ class PeakMemory:
 
 
 @final
-class MemoryFacet(Facet[PeakMemory | None]):
+class _MemoryFacet(Facet[_PeakMemory | None]):
     """Memory of a device: shown where a schedule shards the model, or one needs more than the device has."""
 
-    nothing: PeakMemory | None = None
+    nothing: _PeakMemory | None = None
     _title = "memory of a device when most is in use"
 
-    def measure(self, simulated: Simulated) -> PeakMemory | None:
+    def measure(self, simulated: Simulated) -> _PeakMemory | None:
         """Return nothing: the scenario states sizes that no plan has."""
         return None
 
-    def measure_built(self, scenario: Scenario, built: "Built") -> PeakMemory | None:
+    def measure_built(self, scenario: Scenario, built: "Built") -> _PeakMemory | None:
         """Return the peak, without disturbances."""
         limit_nbytes = scenario.cluster.device.memory_nbytes
         shards = any(each.shards for each in scenario.schedules)
@@ -647,25 +647,25 @@ class MemoryFacet(Facet[PeakMemory | None]):
         if not shards and most_nbytes(built, scenario.workload) <= (limit_nbytes or 0):
             return None
         found = memory_of(scenario, built)
-        peak = PeakMemory(found.peak_nbytes, found.at_peak, limit_nbytes)
+        peak = _PeakMemory(found.peak_nbytes, found.at_peak, limit_nbytes)
         return peak if shards or not peak.fits else None
 
-    def document(self, value: PeakMemory | None) -> dict[str, object]:
+    def document(self, value: _PeakMemory | None) -> dict[str, object]:
         """Return the bytes, and what they are for."""
         return {"memory_nbytes": value.nbytes, "memory_of_nbytes": dict(value.of)} if value else {}
 
-    def columns(self, values: Sequence[PeakMemory | None]) -> Sequence[Column]:
+    def columns(self, values: Sequence[_PeakMemory | None]) -> Sequence[Column]:
         """Return a column of peaks."""
         return [Column("memory", "memory_nbytes", form=format_nbytes)]
 
-    def table(self, lines: Sequence[Line[PeakMemory | None]], base: PeakMemory | None) -> FacetTable | None:
+    def table(self, lines: Sequence[Line[_PeakMemory | None]], base: _PeakMemory | None) -> FacetTable | None:
         """Return the peaks by what the memory is for."""
         kinds = dict.fromkeys(kind for each in lines if each.value for kind, nbytes in each.value.of.items() if nbytes)
         records = [{"schedule": each.schedule, **each.value.of} for each in lines if each.value]
         of_kinds = [Column(kind, kind, form=format_nbytes) for kind in kinds]
         return FacetTable(self._title, (SCHEDULE, *of_kinds), records) if records else None
 
-    def doubts(self, scenario: Scenario, lines: Sequence[Line[PeakMemory | None]]) -> list[str]:
+    def doubts(self, scenario: Scenario, lines: Sequence[Line[_PeakMemory | None]]) -> list[str]:
         """Name the schedules that do not fit, and say what is not counted. Only what is counted in full surely fits."""
         from simdist.runs.memory import not_counted
 
@@ -683,13 +683,13 @@ class MemoryFacet(Facet[PeakMemory | None]):
         return [*found, in_part] if in_part else found
 
 
-EPOCHS = EpochsFacet()
-ADDED = AddedFacet()
-LINKS = LinksFacet()
-RANGES = RangesFacet()
-GRADIENTS = GradientsFacet()
-WHOLE_JOB = WholeJobFacet()
-MEMORY = MemoryFacet()
+EPOCHS = _EpochsFacet()
+ADDED = _AddedFacet()
+LINKS = _LinksFacet()
+RANGES = _RangesFacet()
+GRADIENTS = _GradientsFacet()
+_WHOLE_JOB = _WholeJobFacet()
+MEMORY = _MemoryFacet()
 
 #: All facets, in the order of their keys.
-FACETS: tuple[Facet[Any], ...] = (EPOCHS, ADDED, LINKS, RANGES, GRADIENTS, WHOLE_JOB, MEMORY)
+FACETS: tuple[Facet[Any], ...] = (EPOCHS, ADDED, LINKS, RANGES, GRADIENTS, _WHOLE_JOB, MEMORY)

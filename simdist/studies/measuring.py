@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist.engines.choose import Engine
 from simdist.engines.observers import Observer, StepSeconds, WhereTimeWent
-from simdist.engines.run import Engine, Live, run
+from simdist.engines.run import Live, run
 from simdist.errors import ScenarioError
 from simdist.plan.delays import Draw, SeedDelays, no_delays
 from simdist.runs.building import Built, delay_sampler, traffic

@@ -48,7 +48,7 @@ _TITLES: dict[Kind, str] = {
     "storage": "reading that takes longer than computing",
     "input": "from a step without reading to one that reads from storage",
 }
-_TOOLS = "e.g. with real.calibrate or simdist calibrate --from-nccl-tests"
+_TOOLS = "e.g. with real.calibrate or simdist init --from TABLE"
 _MEASURE: dict[Kind, str] = {
     "batch": "a step of this batch size, and add it to workload.step_times",
     "machine": "samples/s of one machine, and write interference: {machine_rate: ...}",
@@ -147,9 +147,9 @@ def kinds_of_step(scenario: Scenario, hardware: str, table: Table) -> tuple[Doub
     lost = _lost(scenario)
     n_measured = scenario.workload.measured_ranks
     if n_measured < cluster.gpus_per_node and lost is not None and not scenario.imported:
-        found.append(replace(training_doubt(table, "machine", *of_training), known=lost))
+        found.append(replace(_training_doubt(table, "machine", *of_training), known=lost))
     if cluster.n_domains > 1 and n_measured < cluster.world_size and not scenario.imported:
-        found.append(training_doubt(table, "machines", *of_training))
+        found.append(_training_doubt(table, "machines", *of_training))
     links: tuple[tuple[Literal["fabric", "network"], int], ...] = (
         ("fabric", cluster.world_size // cluster.n_domains),
         ("network", cluster.n_domains),
@@ -226,7 +226,7 @@ def batch_doubt(table: Table, workload: Workload) -> Doubt:
     return Doubt("batch", name, found["rows"], found["families"], (logs,))
 
 
-def training_doubt(table: Table, kind: Kind, hardware: str, precision: str) -> Doubt:
+def _training_doubt(table: Table, kind: Kind, hardware: str, precision: str) -> Doubt:
     """Return the doubt of a kind of training by the closest class that has rows."""
     classes = table["training"][kind]
     return _doubt(kind, classes, (f"{hardware} {precision}".strip(), hardware, ""), (1,))

@@ -20,7 +20,7 @@ from simdist.studies.validation import Validation
 _CLEAR = 1.05  # of two schedules that differ by less, repetitions of a run may come in either order
 
 #: Two schedules, the faster first.
-Pair: TypeAlias = tuple[str, str]
+_Pair: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class Order:
         unmeasured: Predicted to differ, and measured within 5 %; the faster as predicted first.
     """
 
-    right: tuple[Pair, ...]
-    wrong: tuple[Pair, ...]
-    unmeasured: tuple[Pair, ...]
+    right: tuple[_Pair, ...]
+    wrong: tuple[_Pair, ...]
+    unmeasured: tuple[_Pair, ...]
 
     @property
     def n_pairs(self) -> int:
@@ -89,9 +89,9 @@ def order(times: Sequence[StepTime]) -> Order:
     >>> found.right, found.unmeasured
     ((('local', 'sync'), ('local', 'hsgd')), (('hsgd', 'sync'),))
     """
-    right: list[Pair] = []
-    wrong: list[Pair] = []
-    unmeasured: list[Pair] = []
+    right: list[_Pair] = []
+    wrong: list[_Pair] = []
+    unmeasured: list[_Pair] = []
     for a, b in combinations(sorted(times, key=lambda each: each.measured_s), 2):
         if b.measured_s > _CLEAR * a.measured_s:
             (right if b.simulated_s > a.simulated_s else wrong).append((a.schedule, b.schedule))

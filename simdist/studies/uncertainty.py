@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from simdist.studies.published_errors import Doubt
 
 #: Among the causes: what seeds leave open, which more of them would tell.
-CHANCE = "seeds"
+_CHANCE = "seeds"
 
 #: Probability of a value below an interval, or above it.
 TAIL = 0.05
@@ -110,7 +110,7 @@ def spread(
 ) -> tuple[Interval, dict[str, float]]:
     """Return the interval in which a result lies with 90 %, and the share of its variance that is from each cause.
 
-    The result as stated is in it, too. What is left of the shares of all quantities, by name, and of `CHANCE`, is from
+    The result as stated is in it, too. What is left of the shares of all quantities, by name, and of `_CHANCE`, is from
     several quantities together.
 
     Args:
@@ -127,7 +127,7 @@ def spread(
         results = np.multiply.outer(results, np.exp(half / center * _normal())).ravel()
     low, high = _ends(results, center, tail)
     parts = _parts(changes, places) if len(places) > 1 else dict.fromkeys(places, float(changes.var()))
-    parts |= {CHANCE: (half / NORMAL_QUANTILE) ** 2}
+    parts |= {_CHANCE: (half / NORMAL_QUANTILE) ** 2}
     total = math.fsum(parts.values())
     is_known = total <= (_ROUNDING * center) ** 2
     shares = {} if is_known else {name: part / total for name, part in parts.items() if name}
@@ -171,7 +171,7 @@ def causes(scenario: Scenario, shares_of: Mapping[str, Mapping[str, float]]) -> 
         if shares:
             cause = max(shares, key=lambda name: shares[name])
             by_cause.setdefault(cause, {})[label] = shares[cause]
-    known = {each.name: each.in_words for each in _open(scenario)} | {CHANCE: "chance: simulate more --seeds"}
+    known = {each.name: each.in_words for each in _open(scenario)} | {_CHANCE: "chance: simulate more --seeds"}
     return [_sentence(known[cause], labels) for cause, labels in by_cause.items()]
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, final
 
 from simdist import __version__
-from simdist.engines.run import Engine
+from simdist.engines.choose import Engine
 from simdist.scenario import Scenario
 from simdist.scenario.fields import ANYWHERE, ScenarioField
 from simdist.schedules import KINDS, settings_of_name
@@ -196,7 +196,7 @@ class Sweep:
         digest = before.copy()
         digest.update(text.encode())
         if text not in self._labels:
-            self._labels[text] = label_and_kind(schedule)
+            self._labels[text] = _label_and_kind(schedule)
         return RowKey(position, digest.hexdigest()[:_KEY_DIGITS], *self._labels[text])
 
     def digests(self, trees: Iterable[Mapping[str, Any]]) -> dict[str, str]:
@@ -230,7 +230,7 @@ class Sweep:
         return {}
 
 
-def label_and_kind(schedule: object) -> tuple[str, str]:
+def _label_and_kind(schedule: object) -> tuple[str, str]:
     """Return the label of a schedule and its kind, also of one that is wrong, so that rows that fail have names.
 
     >>> label_and_kind({"kind": "local_sgd", "period": 4})

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ValidationError
 from pydantic import Field as Setting
 
 from simdist import scenario as scenarios
-from simdist.engines.run import Engine
+from simdist.engines.choose import Engine
 from simdist.errors import ScenarioError
 from simdist.scenario import Scenario, presets, strict_yaml
 from simdist.scenario.fields import ScenarioField, parse_path, path_in_files
@@ -24,7 +24,7 @@ from simdist.sweeps.axes import Reader
 from simdist.sweeps.definition import Case, Sweep, SweepAxis
 from simdist.sweeps.sampling import Sampling
 
-MAX_POINTS = 1_000_000
+_MAX_POINTS = 1_000_000
 _WORKLOAD = "workload"
 _BATCH_SIZE = (_WORKLOAD, "batch_size")
 _LINE = re.compile(r"^sweep:\d+: ", re.MULTILINE)
@@ -206,9 +206,9 @@ def _check(reader: Reader, sweep: Sweep) -> None:
         reader.fault((), f"nothing is varied: {_SHAPE}")
     if sweep.sampling.kind != "grid" and not sweep.axes:
         reader.fault(("sample",), "there is nothing to sample: write vary, or no sample")
-    if sweep.n_points > MAX_POINTS:
+    if sweep.n_points > _MAX_POINTS:
         at = ("vary",) if sweep.sampling.kind == "grid" else ("sample", "points")
-        reader.fault(at, f"{sweep.n_points:,} points: write {MAX_POINTS:,} or fewer")
+        reader.fault(at, f"{sweep.n_points:,} points: write {_MAX_POINTS:,} or fewer")
     if not any(field.path[0] == "schedules" for field in sweep.fields):
         try:
             find_baseline(sweep.scenario, sweep.baseline)

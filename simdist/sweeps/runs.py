@@ -36,7 +36,7 @@ from simdist.traces.breakdown import break_down
 POINT = "point.json"
 
 #: Run directories that are written at most, as each is run by hand.
-MAX_PLANS = 1_000
+_MAX_PLANS = 1_000
 
 #: Called with points that are done and points in all.
 Progress = Callable[[int, int], None]
@@ -141,11 +141,11 @@ def check_number(sweep: Sweep) -> None:
     Raises:
         ScenarioError: It has.
     """
-    first = itertools.islice(sweep.points(), MAX_PLANS)
-    if sweep.n_points > MAX_PLANS or sum(len(sweep.keys(sweep.tree_of(point))) for point in first) > MAX_PLANS:
+    first = itertools.islice(sweep.points(), _MAX_PLANS)
+    if sweep.n_points > _MAX_PLANS or sum(len(sweep.keys(sweep.tree_of(point))) for point in first) > _MAX_PLANS:
         raise ScenarioError(
-            f"{sweep.name}: more than {MAX_PLANS:,} run directories, of {sweep.n_points:,} points: vary less, or write "
-            f"sample: {{kind: sobol, points: 64}}"
+            f"{sweep.name}: more than {_MAX_PLANS:,} run directories, of {sweep.n_points:,} points: vary less, or "
+            f"write sample: {{kind: sobol, points: 64}}"
         )
 
 
@@ -204,10 +204,10 @@ def read_runs(folder: Path, paths: Iterable[Path], *, baseline: str | None = Non
         notes.append(f"{folder}: {n_missing:,} of {len(runs):,} runs have no trace yet: {how}")
     notes += used_notes(results)
     varied = (*planned, *(column for column in found if column not in planned))
-    return with_links_note(Table(varied, results, n_missing, extras_of(results), tuple(notes), baseline))
+    return _with_links_note(Table(varied, results, n_missing, extras_of(results), tuple(notes), baseline))
 
 
-def with_links_note(table: Table) -> Table:
+def _with_links_note(table: Table) -> Table:
     """Say of simulations that are compared with measurements which machine they are of."""
     if all(each.error_ratio is None for each in table.results):
         return table
@@ -295,7 +295,7 @@ def merged(sweep: Table, runs: Table) -> Table:
     results = [*sweep.results, *kept]
     results.sort(key=lambda each: places.get(each.place, len(places)))
     whole = joined([sweep, replace(runs, extras=extras_of(kept))])
-    return with_links_note(replace(whole, results=tuple(results)))
+    return _with_links_note(replace(whole, results=tuple(results)))
 
 
 def _kept(runs: Table, rows: dict[object, ResultRow]) -> Iterator[ResultRow]:

@@ -173,10 +173,10 @@ class Sampling(Settings):
         return self
 
 
-UnitPoints: TypeAlias = NDArray[np.float64]
+_UnitPoints: TypeAlias = NDArray[np.float64]
 
 
-def unit_cube(sampling: Sampling, n_dimensions: int) -> Iterator[UnitPoints]:
+def unit_cube(sampling: Sampling, n_dimensions: int) -> Iterator[_UnitPoints]:
     """Yield the points of a random or Sobol sample, each `[n_dimensions]` with values in (0, 1).
 
     Raises:
@@ -192,12 +192,12 @@ def unit_cube(sampling: Sampling, n_dimensions: int) -> Iterator[UnitPoints]:
         yield from next(batches)[: n_points - first]
 
 
-def _independent(random: np.random.Philox, n_dimensions: int) -> Iterator[UnitPoints]:
+def _independent(random: np.random.Philox, n_dimensions: int) -> Iterator[_UnitPoints]:
     while True:
         yield _uniform(random, _BATCH * n_dimensions).reshape(_BATCH, n_dimensions)
 
 
-def _sobol(random: np.random.Philox, n_dimensions: int) -> Iterator[UnitPoints]:
+def _sobol(random: np.random.Philox, n_dimensions: int) -> Iterator[_UnitPoints]:
     from scipy.stats import qmc  # takes half a second
 
     shift = _uniform(random, n_dimensions)
@@ -209,11 +209,11 @@ def _sobol(random: np.random.Philox, n_dimensions: int) -> Iterator[UnitPoints]:
         points = _sequence(engine)
 
 
-def _sequence(engine: "qmc.Sobol") -> UnitPoints:
+def _sequence(engine: "qmc.Sobol") -> _UnitPoints:
     return np.asarray(engine.random(_BATCH), dtype=np.float64)
 
 
-def _check_strata(first: UnitPoints) -> None:
+def _check_strata(first: _UnitPoints) -> None:
     """Refuse a sequence without exactly one of its first points in each equal interval: scipy makes it of a table.
 
     Raises:
@@ -224,7 +224,7 @@ def _check_strata(first: UnitPoints) -> None:
         raise RunError("scipy could not read its table for Sobol's sequence, so the points are wrong: run it again")
 
 
-def _uniform(random: np.random.Philox, n: int) -> UnitPoints:
+def _uniform(random: np.random.Philox, n: int) -> _UnitPoints:
     """Draw the centres of 2^53 equal parts of (0, 1)."""
     words = random.random_raw(n)
     return np.asarray((words >> np.uint64(11)).astype(np.float64) * 2.0**-53 + 2.0**-54)

@@ -38,7 +38,7 @@ _UNIT = re.compile(r"_(per_s|s|Bps|nbytes)$")
 _DRAWN = re.compile(r"(\d+\.\d{4,})(?=\s|%|[A-Za-z]|$)")
 
 #: Columns that stand only in tables that have something in them, as those of facets.
-OPTIONAL = frozenset({"folder", "case", "run", "error_ratio"})
+_OPTIONAL = frozenset({"folder", "case", "run", "error_ratio"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Table:
 
     def frame(self) -> "pd.DataFrame":
         """Return the results as a pandas frame, with the columns of `values_of`."""
-        return frame_of(columns(self))
+        return _frame_of(columns(self))
 
     def plot(self) -> "Figure":
         """Draw the speed-ups over the first varied number, with their intervals."""
@@ -206,7 +206,7 @@ def columns(table: Table) -> Columns:
     """Return the columns of a table, each with a value for every row."""
     nothing = ResultRow("", "", {}, "simulated", "", "", 0)  # its row has the names of all columns
     rows = [values_of(each, table.varied) for each in (nothing, *table.results)]
-    left_out = OPTIONAL.union(*(facet.names for facet in facets.FACETS)) - table.extras
+    left_out = _OPTIONAL.union(*(facet.names for facet in facets.FACETS)) - table.extras
     return {name: [row[name] for row in rows[1:]] for name in rows[0] if name not in left_out}
 
 
@@ -261,7 +261,7 @@ def values_of(result: ResultRow, varied: Sequence[str]) -> dict[str, object]:
     }
 
 
-def frame_of(columns: Columns) -> "pd.DataFrame":
+def _frame_of(columns: Columns) -> "pd.DataFrame":
     """Return a frame: numbers as int64 or float64 with NaN where there is none, truth values as bool, others as str."""
     require("pandas", extra="tables", what="a frame of results")
     import pandas as pd

@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from simdist.engines.run import Engine
+from simdist.engines.choose import Engine
 from simdist.errors import RunError, ScenarioError, SimdistError
 from simdist.runs.building import build, in_steps
 from simdist.scenario import Scenario

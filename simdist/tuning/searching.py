@@ -50,7 +50,7 @@ def search(space: Space, evaluate: Evaluate, *, budget: int | None, seed: int) -
     """
     if budget is None or budget >= len(space.candidates):
         return list({id(each): each for each in map(evaluate, space.candidates) if each is not None}.values())
-    suggester = Suggester(space.candidates, space.choices, seed=seed)
+    suggester = _Suggester(space.candidates, space.choices, seed=seed)
     found: dict[int, Evaluated] = {}  # by identity: equal plans share one
     untried = dict.fromkeys(space.candidates)
     proposals = _proposals(starts(space.candidates), suggester, found, untried)
@@ -66,7 +66,7 @@ def search(space: Space, evaluate: Evaluate, *, budget: int | None, seed: int) -
 
 def _proposals(
     starts: Sequence[Candidate],
-    suggester: "Suggester",
+    suggester: "_Suggester",
     found: Mapping[int, Evaluated],
     untried: Mapping[Candidate, None],
 ) -> Iterator[Candidate]:
@@ -101,7 +101,7 @@ def starts(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 @final
-class Suggester:
+class _Suggester:
     """Suggests the next candidate to try, given the results so far."""
 
     def __init__(self, candidates: Sequence[Candidate], choices: Mapping[str, Sequence[Axis]], *, seed: int) -> None:

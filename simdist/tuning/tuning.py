@@ -32,7 +32,7 @@ from simdist.tuning.space import Progress, space
 from simdist.tuning.verdict import verdict
 
 #: Up to this many candidates are all tried, unless the user sets another number.
-MOST_EXHAUSTIVE = 200
+_MOST_EXHAUSTIVE = 200
 
 _SEEDS = 20
 _SEEDS_OF_A_RECORDING = 200
@@ -70,7 +70,7 @@ class TuneOptions:
 
     def budget(self, n_candidates: int) -> int | None:
         """Return the number of candidates to evaluate; None: all."""
-        return None if n_candidates <= (self.evaluations or MOST_EXHAUSTIVE) else self.evaluations or _EVALUATIONS
+        return None if n_candidates <= (self.evaluations or _MOST_EXHAUSTIVE) else self.evaluations or _EVALUATIONS
 
 
 def simulate_candidates(scenario: Scenario, wanted: TuneOptions, *, progress: Progress | None = None) -> Searched:
@@ -86,7 +86,7 @@ def simulate_candidates(scenario: Scenario, wanted: TuneOptions, *, progress: Pr
             is limited but counted in part only, or the budget is too small for all without Optuna.
         PlanError: The baseline does not fit the cluster.
     """
-    base = baseline_of(scenario, wanted.baseline)
+    base = _baseline_of(scenario, wanted.baseline)
     scenario = in_steps(scenario, base)  # files are as many steps apart under every schedule
     constraints = wanted.constraints
     _check_global_every(scenario, constraints.global_every)
@@ -137,9 +137,9 @@ def usual_global_every(scenario: Scenario, baseline: str | None) -> int:
     """Return the most steps between exchanges of all ranks if the user sets none: 8, or as many as the baseline has.
 
     Raises:
-        ScenarioError: See `baseline_of`.
+        ScenarioError: See `_baseline_of`.
     """
-    own = longest_period(scenario, [baseline_of(scenario, baseline)])
+    own = longest_period(scenario, [_baseline_of(scenario, baseline)])
     return min(scenario.steps, max(_GLOBAL_EVERY, own))
 
 
@@ -195,7 +195,7 @@ def _simulated(wanted: TuneOptions, scenario: Scenario, built: Built, n_seeds: i
     return found if wanted.per == "step" else found.divided(scenario.workload.micro_batches)
 
 
-def baseline_of(scenario: Scenario, name: str | None) -> Schedule:
+def _baseline_of(scenario: Scenario, name: str | None) -> Schedule:
     """Return the schedule of that label or kind; the scenario's first if no name is given.
 
     A scenario without synchronous SGD can still be compared with its default: `sync`. If it was imported from a job

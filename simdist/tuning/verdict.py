@@ -70,7 +70,7 @@ def verdict(runs: Runs, found: Sequence[Finalist]) -> Verdict:
     best = chosen(runs, others, baseline=baseline.schedule)
     if baseline.breaches:
         return _instead(runs, baseline, best, kept, doubts)
-    sure = best if is_worthwhile(best) else next(filter(is_worthwhile, others), None)
+    sure = best if _is_worthwhile(best) else next(filter(_is_worthwhile, others), None)
     if unsure := _dependence(runs.scenario, sure or baseline, kept):
         return Verdict(None, best, unsure, doubts, "unsure")
     if sure:
@@ -136,7 +136,7 @@ def staying(baseline: str, speedup: float) -> tuple[Outcome, str]:
     return "unsure", f"stay with {baseline} until something is surely faster"
 
 
-def is_worthwhile(finalist: Finalist) -> bool:
+def _is_worthwhile(finalist: Finalist) -> bool:
     """Tell whether a schedule is at least 2 % faster than the baseline, with a confidence interval above 1."""
     return not finalist.problem and surely_gains(finalist.row.speedup, _interval(finalist))
 
@@ -239,7 +239,7 @@ def _ties(runs: Runs, best: Finalist, found: Sequence[Finalist]) -> tuple[str, .
 
 
 @dataclass(frozen=True, slots=True)
-class Culprits:
+class _Culprits:
     """Persistent stragglers: ranks that cause nearly all waiting, in nearly all steps.
 
     Args:
@@ -255,7 +255,7 @@ class Culprits:
     waited_s: float
 
 
-def culprits(scenario: Scenario, schedule: Schedule) -> Culprits | None:
+def culprits(scenario: Scenario, schedule: Schedule) -> _Culprits | None:
     """Return the few ranks that others nearly always wait for, the persistent stragglers, if there are any.
 
     Args:
@@ -281,7 +281,7 @@ def culprits(scenario: Scenario, schedule: Schedule) -> Culprits | None:
     if n_needed > max(1, _FEW_RANKS * len(by_rank_s)) or steps < _NEARLY_ALL_STEPS:
         return None
     for_them_s = float(by_rank_s[ranks].sum())
-    return Culprits(tuple(ranks.tolist()), for_them_s / total_s, steps, for_them_s / caused_s.size)
+    return _Culprits(tuple(ranks.tolist()), for_them_s / total_s, steps, for_them_s / caused_s.size)
 
 
 def _why_not(runs: Runs, baseline: Finalist, best: Finalist) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ LAYERS: dict[str, str] = {
     "simdist.runs": "arrays configurations cost engines errors files plan proof scenario schedules settings traces",
     "simdist.chakra": "cost errors files plan runs scenario settings",
     "simdist.studies": "cost engines errors plan runs scenario schedules settings traces",
+    "simdist.drafts": "configurations cost errors files jobs plan runs scenario schedules settings studies traces",
     "simdist.sweeps": "engines errors files jobs machine plan runs scenario schedules settings studies traces",
     "simdist.learning": "engines errors files jobs plan proof runs scenario schedules settings studies traces",
     "simdist.whatif": "cost engines errors files plan runs scenario schedules settings studies traces",
@@ -45,8 +46,8 @@ LAYERS: dict[str, str] = {
     "simdist.tuning": "cost errors learning plan runs scenario schedules settings studies traces",
     "simdist.testing": "cost engines errors plan runs scenario schedules tuning",
     "simdist.report": "errors files jobs learning plan runs scenario settings studies sweeps traces tuning whatif",
-    "simdist.cli": "chakra configurations cost engines errors files jobs learning machine plan profiles progress proof"
-    " report runs scenario schedules settings studies sweeps traces tuning whatif",
+    "simdist.cli": "chakra configurations cost drafts engines errors files jobs learning machine plan profiles progress"
+    " proof report runs scenario schedules settings studies sweeps traces tuning whatif",
 }
 
 # Executors of plans know plans and traces. How schedules, scenarios and costs become plans, only those know that
@@ -331,7 +332,7 @@ def _imported_at_start(node: ast.stmt) -> list[str]:
     [
         ("import simdist.schedules.hierarchical_sgd", 22),
         ("import simdist.engines.des", 27),
-        ("from simdist.cli import main; main(['compare', 'docs/examples/first.yaml', '--seeds', '2', '--json'])", 95),
+        ("from simdist.cli import main; main(['compare', 'docs/examples/first.yaml', '--seeds', '2', '--json'])", 96),
     ],
 )
 def test_a_reader_of_the_core_needs_few_modules(code: str, most: int) -> None:

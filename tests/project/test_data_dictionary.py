@@ -32,11 +32,14 @@ from real.calibration.tables import Measurement, MeasuringTask
 from real.data.tallies import totals
 from real.execution.running import RunReport
 from simdist.cli import main
+from simdist.drafts.calibrated_links import calibrate_links
+from simdist.drafts.counted_model import count_model
 from simdist.learning import training
 from simdist.plan.group import Group
 from simdist.runs import run_directory
 from simdist.runs.building import delays as delays_of
 from simdist.scenario import Range, dump_cluster, load, loads
+from simdist.scenario.by_name import read_cluster
 from simdist.studies.comparison import Row, compare, frame
 from simdist.studies.data_knobs import knob_effects
 from simdist.studies.epochs import find_epochs
@@ -292,16 +295,16 @@ def of_limits(study: Study, _: Path) -> dict[str, Found]:
 def of_workloads(_: Study, __: Path) -> dict[str, Found]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "tests" / "user_modules"))
-        found = [result("workload", f"counted_models:{name}") for name in ("tied", "convolution")]
-    return {"simdist workload": keys(found), "Tensors of a model": keys(each(found, "tensors"))}
+        found = [count_model(f"counted_models:{name}").document() for name in ("tied", "convolution")]
+    return {"A counted model": keys(found), "Tensors of a model": keys(each(found, "tensors"))}
 
 
 def of_calibration(_: Study, folder: Path) -> dict[str, Found]:
     file = folder / "nccl-tests.txt"
     rows = "8 2 float sum -1 40.0 1 1 0\n1073741824 268435456 float sum -1 12000 89.48 167.77 0\n"
     file.write_text(f"# all_reduce_perf\n# size count type redop root time algbw busbw #wrong\n{rows}")
-    found = [result("calibrate", "--from-nccl-tests", file, "--cluster", "dgx-a100", "--nodes", "2")]
-    return {"simdist calibrate": keys(found), "A size of a table": keys(each(found, "rows"))}
+    found = [calibrate_links(file, read_cluster("dgx-a100"), nodes=2).document()]
+    return {"A calibration": keys(found), "A size of a table": keys(each(found, "rows"))}
 
 
 def of_data(study: Study, _: Path) -> dict[str, Found]:

@@ -1,4 +1,4 @@
-"""Models of users, for `simdist workload`."""
+"""Models of users, for `simdist init --from`."""
 
 import torch
 from torch import Tensor, nn

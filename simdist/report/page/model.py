@@ -19,7 +19,7 @@ from simdist.traces.trace import Trace
 from simdist.traces.waiting import Waiting, attribute_waiting
 
 Origin: TypeAlias = Literal["simulated", "measured"]
-ORIGINS: tuple[Origin, ...] = ("simulated", "measured")
+_ORIGINS: tuple[Origin, ...] = ("simulated", "measured")
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class RunsReport:
     @property
     def origins(self) -> tuple[Origin, ...]:
         """Simulated and measured, if any run was."""
-        return tuple(origin for origin in ORIGINS if any(origin in run.executions for run in self.runs))
+        return tuple(origin for origin in _ORIGINS if any(origin in run.executions for run in self.runs))
 
     def rows(self, origin: Origin) -> dict[str, Row]:
         """Return the lines of the speed-up table, by label; none if the baseline was not simulated, or measured."""
@@ -126,4 +126,4 @@ class RunsReport:
 
     def executions(self) -> list[tuple[ReportedRun, Execution]]:
         """Return every execution with its run, in the order of the page."""
-        return [(run, run.executions[origin]) for run in self.runs for origin in ORIGINS if origin in run.executions]
+        return [(run, run.executions[origin]) for run in self.runs for origin in _ORIGINS if origin in run.executions]

@@ -59,7 +59,7 @@ Record = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class PackedTrace:
+class _PackedTrace:
     """The times of a trace as a page holds them.
 
     Args:
@@ -74,7 +74,7 @@ class PackedTrace:
     begin: tuple[int, ...] = ()
 
 
-def pack(trace: Trace, steps: range | None = None) -> PackedTrace:
+def pack(trace: Trace, steps: range | None = None) -> _PackedTrace:
     """Pack the times of a trace; equal traces give equal bytes.
 
     Args:
@@ -94,7 +94,7 @@ def pack(trace: Trace, steps: range | None = None) -> PackedTrace:
     planes = b"".join(each.reshape(-1, 4).T.tobytes() for each in numbers)  # first the lowest bytes of all numbers
     begin_s = step_end_s(trace)[steps.start - 1] if steps and steps.start else np.empty(0)
     begin = tuple(np.rint(begin_s / tick_s).astype(int).tolist())
-    return PackedTrace(tick_s, base64.b64encode(zlib.compress(planes, 6)).decode(), begin)
+    return _PackedTrace(tick_s, base64.b64encode(zlib.compress(planes, 6)).decode(), begin)
 
 
 def rows_of_streams(plan: Plan) -> dict[str, NDArray[np.int64]]:

@@ -26,7 +26,7 @@ ROUNDING = 1e-9
 
 _MOST_VALUES = 200  # of the only field of a grid; more are drawn as a sample
 
-CASE = "case"
+_CASE = "case"
 _LISTED = 24  # values of a number that are called as they are written
 _WIDE = 3.0  # ratio of the ends from which on a logarithmic axis may be better
 
@@ -93,14 +93,14 @@ def varying_fields(columns: Sequence[str], choices: Sequence[Sequence[Choice | N
     return [_field(column, name, of_points) for column, name, of_points in zip(columns, names, of_fields, strict=True)]
 
 
-def case_field(cases: Sequence[str]) -> VaryingField:
+def _case_field(cases: Sequence[str]) -> VaryingField:
     """Return the cases as a field.
 
     Args:
         cases: Of each point.
     """
     texts = tuple(dict.fromkeys(cases))
-    return VaryingField(CASE, CASE, texts, None, tuple(map(texts.index, cases)))
+    return VaryingField(_CASE, _CASE, texts, None, tuple(map(texts.index, cases)))
 
 
 def _field(column: str, name: str, choices: Sequence[Choice | None]) -> VaryingField:
@@ -313,7 +313,7 @@ def read_sweep_report(folder: Path, *, baseline: str | None) -> SweepReport:
         n_points=len(points),
         n_schedules=tuple(Counter(int(line["point"]) for line in lines).values()),
         columns=tuple(varying_fields(table.varied, choices)),
-        case=case_field(cases) if header["has_cases"] else None,
+        case=_case_field(cases) if header["has_cases"] else None,
         table=table,
         best={int(each.result.point): each for each in fastest(table)},
     )

@@ -13,7 +13,7 @@ from trainings import Training, by_arrival, by_plan, comes_alone, in_virtual_wor
 from real.collectives.first_come import ArrivalClient, ArrivalServer
 from real.collectives.worlds import check_servers
 from real.execution import virtual
-from real.loops.step_shape import check_shape
+from real.loops.plans import check_shape
 from simdist.errors import RunError, UnsupportedError
 from simdist.plan import Plan, Servers
 from simdist.plan.walk import drops_late

@@ -31,7 +31,7 @@ from simdist.schedules.powersgd import PowerSGD
 from simdist.schedules.torus import Torus
 from simdist.traces.trace import Trace
 
-step_shape = pytest.importorskip("real.loops.step_shape")
+plans = pytest.importorskip("real.loops.plans")
 
 N_STEPS = 8  # two of the longest periods, after a warm-up
 SMALL = {"first_bucket_nbytes": 100, "bucket_nbytes": 300}
@@ -580,7 +580,7 @@ def body_of(plan: Plan, body: tuple) -> Plan:
 def test_plans_that_are_no_training_loop_are_refused() -> None:
     plan = Sync(first_bucket_nbytes=8, bucket_nbytes=8).plan(Training().job(4, 3))
     (body,) = plan.bodies
-    step_shape.check_shape(plan)
+    plans.check_shape(plan)
     update = next(op for op in body if isinstance(op, Optimize))
     others = tuple(op for op in body if op != update)
     for changed, problem in {
@@ -591,14 +591,14 @@ def test_plans_that_are_no_training_loop_are_refused() -> None:
         (*others, dataclasses.replace(update, grads=("param",))): "it updates with param, which is no bucket",
     }.items():
         with pytest.raises(UnsupportedError, match=problem):
-            step_shape.check_shape(body_of(plan, changed))
+            plans.check_shape(body_of(plan, changed))
 
 
 def test_a_plan_that_shards_the_model_is_refused() -> None:
     with pytest.raises(
         UnsupportedError, match=r"it shards the model, which .* perform this plan with `python -m real`"
     ):
-        step_shape.check_shape(FSDP().plan(Training().job(4, 3)))
+        plans.check_shape(FSDP().plan(Training().job(4, 3)))
 
 
 # --- connected by `wrap`, as under torchrun ---

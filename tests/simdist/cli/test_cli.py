@@ -17,8 +17,8 @@ from engine_runs import simulate
 
 from simdist import report, scenario
 from simdist.cli import cli, inputs, main
-from simdist.engines import des, vector
-from simdist.errors import RunError, UnsupportedError
+from simdist.engines import choose, des, vector
+from simdist.errors import RunError
 from simdist.progress import ProgressBar
 from simdist.runs import building
 from simdist.runs.run_directory import PLAN, SIMULATED
@@ -373,17 +373,19 @@ def test_times_are_the_same_without_a_trace_and_no_trace_is_made(tmp_path, capsy
 def test_without_a_trace_auto_does_by_events_what_fast_refuses(small, capsys, monkeypatch):
     expected = document(capsys, "simulate", small, "--engine", "des")
 
-    def refuse(*_, **__):
-        raise UnsupportedError("not exact")
-
-    monkeypatch.setattr(vector, "_prices", refuse)
+    refuses = choose.Condition("refuses", "run", lambda run: "not exact")
+    monkeypatch.setattr(choose, "FAST_CANNOT", (refuses,))
     found = document(capsys, "simulate", small)
     for row, other in zip(found["rows"], expected["rows"], strict=True):  # one rank of each kind, up to rounding
         assert row["engine"] == "des"
         numbers = {key: value for key, value in other.items() if isinstance(value, float)}
         assert {key: row[key] for key in numbers} == pytest.approx(numbers, rel=1e-12)
     answer = call(capsys, "simulate", small, "--engine", "fast")
-    assert (answer.code, answer.out, answer.err) == (2, "", f"error: {small}: sync: not exact\n")
+    assert (answer.code, answer.out, answer.err) == (
+        2,
+        "",
+        f"error: {small}: sync: not exact: use --engine des (or auto)\n",
+    )
 
 
 def test_plan_just_made_is_not_priced_again(small, capsys, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 from commandline import Answer, call
 
 from simdist import scenario
-from simdist.cli import surroundings
+from simdist.drafts import surroundings
 from simdist.scenario import presets
 
 LAUNCHERS = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "SLURM", "OMPI")
@@ -508,7 +508,7 @@ def test_a_configuration_without_a_model_takes_that_of_another_file_or_a_preset(
 @pytest.mark.parametrize(
     ("files", "told"),
     [
-        (["accelerate.yaml"], "--from accelerate.yaml: has no model: add --from config.json, or --workload"),
+        (["accelerate.yaml"], "--from accelerate.yaml: has no model: add --from config.json, --from module:"),
         (["config.json", "config.json"], "--from: two files have a model: leave one of them out"),
         (["config.json", "accelerate.yaml", "other.yaml"], "--from: two files state passes: leave it out of one"),
     ],

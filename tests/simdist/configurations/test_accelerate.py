@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from simdist.cli.described_jobs import read
 from simdist.configurations.described import DescribedJob, Machines
+from simdist.drafts.described_jobs import read
 from simdist.errors import ScenarioError
 
 FSDP = """

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from simdist.cli.described_jobs import read, schedules_of
 from simdist.configurations.described import DescribedJob
 from simdist.configurations.huggingface import read_config
+from simdist.drafts.described_jobs import read, schedules_of
 from simdist.errors import ScenarioError
 
 ZERO3 = {

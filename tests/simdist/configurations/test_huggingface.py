@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from simdist.cli.described_jobs import schedules_of, workload_of
 from simdist.configurations.huggingface import read_config
+from simdist.drafts.described_jobs import schedules_of, workload_of
 from simdist.errors import ScenarioError
 from simdist.scenario import Workload
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from simdist.cli.described_jobs import read, workload_of
 from simdist.configurations.described import DescribedJob
+from simdist.drafts.described_jobs import read, workload_of
 from simdist.errors import ScenarioError
 
 MPT_7B = """

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from simdist.cli.described_jobs import schedules_of, workload_of
 from simdist.configurations.described import DescribedJob, Mesh
 from simdist.configurations.torchtitan import read_job
+from simdist.drafts.described_jobs import schedules_of, workload_of
 from simdist.errors import ScenarioError
 
 JOB_OF_2024_04 = """

@@ -421,7 +421,7 @@ def test_transfers_that_never_end_are_named(monkeypatch):
 def test_links_that_differ_are_refused():
     plan, costs = crossing()
     slow = Costs(costs.resources, costs.capacity_Bps, costs.of, costs.contested, shares={0: 0.5})
-    with pytest.raises(UnsupportedError, match="links that differ"):
+    with pytest.raises(UnsupportedError, match="links differ from others"):
         alike.simulate(plan, slow, DrawnDelays({"host": np.zeros((1, 1, 8))}))
 
 

@@ -18,7 +18,7 @@ from priced_runs import WITHOUT_STORAGE, arrays, clusters, delays_of, runs, work
 import simdist
 from simdist.cost import price
 from simdist.cost.costs import Shared, Stage, Transfer
-from simdist.engines import recurrence, vector
+from simdist.engines import choose, recurrence
 from simdist.engines.network import fluid
 from simdist.errors import PlanError, UnsupportedError
 from simdist.plan import (
@@ -164,7 +164,7 @@ def test_one_rank_and_one_seed_stand_for_all_only_where_they_are_alike(data):
         np.testing.assert_array_equal(getattr(measured, name), np.repeat(getattr(expected, name), 3, axis=1))
     np.testing.assert_array_equal(measured.makespan_s, np.repeat(expected.makespan_s, 3))
     assert together.tolist() == [break_down(fast.simulate(plan, each, {})).step_s[0] for each in (costs, other)]
-    stands_for_all = vector.are_alike(plan, costs)
+    stands_for_all = choose.all_ranks_are_alike(plan, costs)
     event("one for all" if stands_for_all else "each its own")
 
 

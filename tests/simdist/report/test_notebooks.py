@@ -259,7 +259,7 @@ def test_actors_run_beside_every_schedule_and_seed() -> None:
     assert len(started) == 4
     assert {row.engine for row in rows} == {"des"}
     assert [row.step_s for row in rows] == pytest.approx([row.step_s for row in simdist.compare(JOB, n_seeds=2)])
-    with pytest.raises(UnsupportedError, match="actors need every event"):
+    with pytest.raises(UnsupportedError, match="need every event"):
         simdist.compare(JOB, n_seeds=2, engine="fast", actors=[watch])
 
 

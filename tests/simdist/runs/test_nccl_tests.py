@@ -1,6 +1,9 @@
 """Tables of nccl-tests: what is read, what the simulator says, and what a cluster learns from them."""
 
+import json
+
 import pytest
+from commandline import call
 
 from simdist.errors import ScenarioError
 from simdist.runs.nccl_tests import fitted, placed, read_table, simulated_s, with_launches
@@ -249,7 +252,7 @@ def test_a_range_is_twice_what_sizes_near_by_miss():
     off = 2 * miss / 2**0.5
     ends = [float(end.removesuffix("%")) / 100 / found.network.efficiency for end in (each.from_, each.to)]
     assert ends == pytest.approx([1 - off, min(1 + off, 1 / found.network.efficiency)], rel=5e-3)
-    assert each.source.startswith("simdist calibrate: twice")
+    assert each.source.startswith("nccl-tests: twice")
 
 
 @pytest.mark.parametrize(
@@ -290,3 +293,19 @@ def test_messages_of_one_process_include_its_launches():
     found, notes = fitted(table, with_launches(table, start))
     assert found.launch_s == start.launch_s == 0
     assert notes == ["the times of messages include launches of one process for all GPUs"]
+
+
+def test_init_calibrates_the_links_of_a_new_scenario(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = "8 2 float sum -1 40.0 1 1 0\n1073741824 268435456 float sum -1 12000 89.48 167.77 0\n"
+    (tmp_path / "table.txt").write_text(
+        f"# all_reduce_perf\n# size count type redop root time algbw busbw #wrong\n{rows}", encoding="utf-8"
+    )
+    answer = call(capsys, "init", "--from", "table.txt", "--cluster", "dgx-a100", "--nodes", 2, "--json")
+    assert answer.code == 0, answer.err
+    [calibration] = json.loads(answer.out)["calibrations"]
+    assert (calibration["op"], calibration["nodes"], calibration["gpus_per_node"]) == ("all_reduce", 2, 8)
+    assert [row["calibrated_error"] for row in calibration["rows"]] == pytest.approx([0, 0], abs=0.01)
+    written = load(tmp_path / "scenario.yaml").cluster
+    assert simulated_s(written, "all_reduce", 2**30) == pytest.approx(0.012, rel=0.01)
+    assert "nccl-tests, table.txt" in load_cluster(tmp_path / "scenario-cluster.yaml").source

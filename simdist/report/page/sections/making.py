@@ -46,10 +46,10 @@ class Making:
         stated = os.environ.get("SOURCE_DATE_EPOCH", "")
         is_stated = stated.isascii() and stated.isdecimal() and len(stated) <= 11
         moment = datetime.fromtimestamp(int(stated), UTC) if is_stated else datetime.now(UTC)
-        return cls(without_home(call), f"{moment:%Y-%m-%d}")
+        return cls(_without_home(call), f"{moment:%Y-%m-%d}")
 
 
-def without_home(text: str) -> str:
+def _without_home(text: str) -> str:
     """Return a text in which the home folder of the user is `~`."""
     home = os.path.expanduser("~")
     return text if home in ("~", "/", "") else text.replace(home, "~")

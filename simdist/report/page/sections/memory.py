@@ -27,7 +27,7 @@ _ABOUT = (
     "little more."
 )
 #: What memory is for, in words.
-KIND_WORDS: dict[MemoryKind, str] = {
+_KIND_WORDS: dict[MemoryKind, str] = {
     "parameters": "parameters, or slices of them",
     "optimizer": "state of the optimizer",
     "units": "gathered units",
@@ -99,7 +99,7 @@ def _kinds(found: Sequence[Occupancy]) -> list[MemoryKind]:
 def _legend(found: Sequence[Occupancy]) -> Html:
     box = {"width": 14, "height": 14}
     items = [
-        tag("li", tag("svg", tag("rect", class_=f"fill {kind}", **box), aria_hidden="true", **box), KIND_WORDS[kind])
+        tag("li", tag("svg", tag("rect", class_=f"fill {kind}", **box), aria_hidden="true", **box), _KIND_WORDS[kind])
         for kind in _kinds(found)
     ]
     return tag("ul", *items, class_="legend")
@@ -144,7 +144,7 @@ def _areas(memory: Occupancy, end_s: float) -> Iterator[Html]:
             _steps(x, _HEIGHT * (1 - lower / memory.peak_nbytes))[::-1],
         ]
         points = " ".join(f"{across:.5g},{down:.4g}" for line in there for across, down in line)
-        words = tag("title", f"{KIND_WORDS[kind]}: at most {format_nbytes(int(memory.nbytes[kind].max()))}")
+        words = tag("title", f"{_KIND_WORDS[kind]}: at most {format_nbytes(int(memory.nbytes[kind].max()))}")
         yield tag("polygon", words, points=points, class_=f"fill {kind}")
         lower = np.asarray(upper)
 

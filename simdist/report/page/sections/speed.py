@@ -16,7 +16,7 @@ from simdist.studies.uncertainty import causes
 from simdist.traces.breakdown import STATES
 
 #: The states of `simdist.traces.breakdown` in words.
-STATE_WORDS = {
+_STATE_WORDS = {
     "compute": "computing",
     "comm": "exposed communication",
     "wait": "waiting for others",
@@ -140,7 +140,7 @@ def _why(rows: Mapping[str, Row], label: str, base: str) -> str:
     share = less_s[state] / total_s
     part = "all" if share >= 0.995 else "most" if share > 0.5 else "the largest part"
     less = f"{'+' if less_s[state] > 0 else ''}{format_seconds(less_s[state])}"
-    return f"{part} of the difference is {STATE_WORDS[state]} ({less} a step)"
+    return f"{part} of the difference is {_STATE_WORDS[state]} ({less} a step)"
 
 
 def states_section(report: RunsReport) -> Section:
@@ -154,13 +154,13 @@ def states_section(report: RunsReport) -> Section:
         axis=f"{unit} per step, average over ranks",
     )
     first = report.runs[0]
-    answers = conclusions(states_conclusion(first, each) for each in first.executions.values())
+    answers = conclusions(_states_conclusion(first, each) for each in first.executions.values())
     beside = tag("div", chart, _states_table(report), class_="beside")
     parts = [tag("p", _ABOUT_STATES), answers, _legend(report), beside, *_links_table(report)]
     return Section("states", "Where the time of a step goes", join(parts))
 
 
-def states_conclusion(run: ReportedRun, execution: Execution) -> str:
+def _states_conclusion(run: ReportedRun, execution: Execution) -> str:
     """Return the share of computing in a step, and the largest other part, in a sentence."""
     shares = {state: execution.state_s(state) / execution.step_s for state in STATES}
     rest = max(STATES[1:], key=lambda state: shares[state])
@@ -168,7 +168,7 @@ def states_conclusion(run: ReportedRun, execution: Execution) -> str:
     computing = f"{run.label}, {execution.origin}: ranks compute{gaps} {percent(shares['compute'])} of the time"
     if shares[rest] < 0.0005:
         return f"{computing}; there is hardly anything else."
-    return f"{computing}; most of the rest is {STATE_WORDS[rest]} ({percent(shares[rest])})."
+    return f"{computing}; most of the rest is {_STATE_WORDS[rest]} ({percent(shares[rest])})."
 
 
 def _links_table(report: RunsReport) -> list[Html]:
@@ -194,7 +194,7 @@ def _states_bar(execution: Execution, scale: float) -> Bar:
 def _legend(report: RunsReport) -> Html:
     """Explain the states that occur."""
     found = [state for state in STATES if any(each.state_s(state) > _SEEN_S for _, each in report.executions())]
-    items = [tag("li", _swatch(state), f"{state}: {STATE_WORDS[state]}") for state in found]
+    items = [tag("li", _swatch(state), f"{state}: {_STATE_WORDS[state]}") for state in found]
     return tag("ul", *items, class_="legend")
 
 

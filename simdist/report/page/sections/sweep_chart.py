@@ -27,7 +27,7 @@ _MAP = (
     "schedule that failed or is missing."
 )
 
-MetricUnit: TypeAlias = Literal["factor", "seconds", "share"]
+_MetricUnit: TypeAlias = Literal["factor", "seconds", "share"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class Metric:
 
     key: str
     name: str
-    unit: MetricUnit
+    unit: _MetricUnit
 
 
 #: All quantities. Shares are of the mean step time.
-METRICS = (
+_METRICS = (
     Metric("speedup", "speed-up", "factor"),
     Metric("step", "step time", "seconds"),
     Metric("compute", "share of the step computing", "share"),
@@ -62,7 +62,7 @@ def measured_metrics(report: SweepReport) -> list[Metric]:
     rows = [(each.row, each.has_baseline) for each in report.table.results if each.row]
     found = {"step", *(state for row, _ in rows for state, seconds in row.states_s.items() if seconds)}
     found |= {"speedup"} if any(has_baseline for _, has_baseline in rows) else set()
-    return [each for each in METRICS if each.key in found]
+    return [each for each in _METRICS if each.key in found]
 
 
 def chart_section(report: SweepReport) -> Section | None:

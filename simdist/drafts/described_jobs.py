@@ -9,7 +9,6 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from simdist.cli import inputs
 from simdist.configurations.accelerate import described_accelerate
 from simdist.configurations.deepspeed import read_deepspeed
 from simdist.configurations.described import GUESS, DescribedJob, Mesh, WorkloadKey, combined
@@ -21,9 +20,13 @@ from simdist.configurations.torchtitan import read_job
 from simdist.errors import ScenarioError
 from simdist.runs.measured_rates import utilization_of_rate
 from simdist.scenario import Cluster, Workload, load_workload, presets, strict_yaml
+from simdist.scenario.by_name import find_file
 from simdist.scenario.loading import read_text, scenario_error
 from simdist.schedules.rivals import rivals_of_copies, rivals_of_shards, sharded
 from simdist.settings.precision import Precision
+
+#: Suffixes of files of other programs.
+DESCRIBED = (".toml", ".json", ".yaml", ".yml")
 
 _PLAIN = re.compile(r"[\w.%+-]+( [\w/]+)?", re.ASCII)
 _OPTION = "option --sequence"
@@ -95,15 +98,16 @@ def _read_yaml(path: Path, *, sequence: int | None) -> DescribedJob:
 def _unknown(path: Path) -> ScenarioError:
     return ScenarioError(
         f"--from {path}: is none of: a torchtitan job (.toml), the config.json of a Hugging Face model, a DeepSpeed "
-        f"configuration (.json), an Accelerate configuration or an llm-foundry job (.yaml)"
+        f"configuration (.json), an Accelerate configuration or an llm-foundry job (.yaml), a PyTorch model "
+        f"(module:function), a table of nccl-tests (any other file)"
     )
 
 
-def model_of_workload(name: str) -> DescribedJob:
+def model_of_workload(name: str, *, source: str = _WORKLOAD) -> DescribedJob:
     """Return the model of a workload preset or file, for a job without a model."""
-    path = inputs.find_file("workloads", name, option="--workload")
+    path = find_file("workloads", name, option="--workload")
     is_file = Path(name).is_file()
-    key = WorkloadKey("file", str(path.resolve()), _WORKLOAD) if is_file else WorkloadKey("preset", name, _WORKLOAD)
+    key = WorkloadKey("file", str(path.resolve()), source) if is_file else WorkloadKey("preset", name, source)
     workload = load_workload(path)
     return DescribedJob(workload=(key,), batch_size=workload.batch_size, batch_size_source=f"{GUESS}: as in {name}")
 
@@ -146,17 +150,23 @@ def utilization_of(job: DescribedJob, name: str, cluster: Cluster, precision: Pr
     return found
 
 
-def workload_lines(job: DescribedJob, more: list[WorkloadKey]) -> list[str]:
+def workload_lines(job: DescribedJob, more: list[WorkloadKey], folder: Path) -> list[str]:
     """Return the workload as lines of a scenario, each with its source.
 
     Args:
         job: The job.
         more: Further keys.
+        folder: Folder of the scenario.
     """
-    return [
-        "workload:",
-        *(f"  {each.key}: {_flow(each.value)}  # {printable(each.source)}" for each in (*job.workload, *more)),
-    ]
+    lines = [(each, each.value) for each in (*job.workload, *more)]
+    lines = [(each, _beside(value, folder) if each.key == "file" else value) for each, value in lines]
+    return ["workload:", *(f"  {each.key}: {_flow(value)}  # {printable(each.source)}" for each, value in lines)]
+
+
+def _beside(file: object, folder: Path) -> object:
+    """Return the name of a file in a folder, or the whole path of one elsewhere."""
+    path = Path(str(file))
+    return path.name if path.parent == folder.resolve() else file
 
 
 def range_lines(precision: Precision, found: Estimate) -> list[str]:

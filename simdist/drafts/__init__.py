@@ -1,0 +1,1 @@
+"""New scenarios: from options, a job's surroundings, files of other programs, PyTorch models and measured links."""
