@@ -27,7 +27,9 @@ DENIAL = re.compile(
     r"|\bno (?:schedules?|plans?|jobs?)\b.* (?:has|have|was|were)\b(?: been)? run\b",
     re.I,
 )
-SKIPPED = re.compile(r'\[[Nn]ot modelled\]|"[^"]*"|`[^`]*`')  # links to the list of limits, quotations, code
+SKIPPED = re.compile(
+    r'\[[^\]]*\]\([^)]*#not-modelled\)|"[^"]*"|`[^`]*`'
+)  # links to the list of limits, quotations, code
 
 
 def denials(text: str) -> Iterator[str]:
