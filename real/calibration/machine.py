@@ -28,11 +28,7 @@ from simdist.scenario import Device, Workload, load_workload, presets
 from simdist.settings.base import plural
 from simdist.settings.precision import Utilization
 
-<<<<<<< HEAD
-_MeasuredPrecision: TypeAlias = Literal["fp32", "bf16"]
-=======
 _Precision: TypeAlias = Literal["fp32", "bf16"]
->>>>>>> main
 
 # Several times the caches.
 _GPU_NBYTES = 2**29
@@ -65,7 +61,7 @@ class _StepTimes:
     spread: float
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
     """Return the name of the GPU, or of the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -81,7 +77,7 @@ def source(connection: Connection, n_nodes: int) -> str:
     """State the source of numbers: backend, versions, machines. No date is included, so equal runs give equal files."""
     world_size = connection.place.world_size
     ranks = f"{world_size} {plural(world_size, 'rank')} on {n_nodes} {plural(n_nodes, 'node')}"
-    where = f"{platform.system()}, {_device_name(connection.device)}"
+    where = f"{platform.system()}, {device_name(connection.device)}"
     return f"measured by real.calibrate: {connection.backend}, torch {torch.__version__}, {ranks}, {where}"
 
 
@@ -95,7 +91,7 @@ def measure_device(connection: Connection) -> Device:
     factor = torch.randn(_FACTOR, device=device)
     connection.barrier("columns made orthonormal")
     column_s = _median_of_ranks(_laps_s(device, lambda: orthonormalize(factor))) / _FACTOR[1]
-    found = Device(name=_device_name(device), memory_bandwidth_Bps=memory_Bps, orthonormalize_s=column_s)
+    found = Device(name=device_name(device), memory_bandwidth_Bps=memory_Bps, orthonormalize_s=column_s)
     if device.type != "cuda":
         return found
     pinned = torch.ones(nbytes, dtype=torch.uint8, pin_memory=True)
@@ -136,13 +132,8 @@ def measure_handover(connection: Connection) -> float:
 
 
 def measure_step(
-<<<<<<< HEAD
-    connection: Connection, model: str, *, batch_size: int, precision: _MeasuredPrecision, budget_s: float
-) -> CalibratedStep:
-=======
     connection: Connection, model: str, *, batch_size: int, precision: _Precision, budget_s: float
 ) -> _StepTimes:
->>>>>>> main
     """Measure forward pass, backward pass and update of a model on all ranks at once.
 
     Raises:
@@ -175,11 +166,7 @@ def measure_step(
 
 
 def measured_workload(
-<<<<<<< HEAD
-    model: str, *, batch_size: int, precision: _MeasuredPrecision, times: CalibratedStep, measured: str
-=======
     model: str, *, batch_size: int, precision: _Precision, times: _StepTimes, measured: str
->>>>>>> main
 ) -> Workload:
     """Return the preset of a model with measured times, self-contained."""
     preset = load_workload(presets.path("workloads", model))

@@ -171,8 +171,6 @@ AMBIGUOUS_NAMES: set[str] = {
     "Order",
     "Progress",
     "STATES",
-    "Samples",
-    "Seconds",
     "Session",
     "SettingsT",
     "Sharing",
