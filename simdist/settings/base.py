@@ -31,7 +31,7 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, P
 
 #: A problem: the keys and indices that lead to the value, and the message.
 Fault: TypeAlias = tuple[tuple[str | int, ...], str]
-SettingsT = TypeVar("SettingsT", bound="Settings")
+_SettingsT = TypeVar("_SettingsT", bound="Settings")
 
 _ENDINGS = {"_per_s": "", "_s": "", "_Bps": "", "_flops": "", "_nbytes": "_size"}
 _UNITS = {"_s": ("s", "55 ms"), "_Bps": ("B/s", "25 Gbit/s or 25 GB/s"), "_flops": ("FLOP/s", "125 TFLOP/s")}
@@ -150,7 +150,7 @@ class Settings(BaseModel):
             raise
 
 
-def unchecked_copy(settings: SettingsT, **update: object) -> SettingsT:
+def unchecked_copy(settings: _SettingsT, **update: object) -> _SettingsT:
     """Return a copy with other values of some attributes that are known to be right.
 
     `Settings.model_copy` validates, which takes longer, and reads the files that the settings name.
