@@ -257,7 +257,7 @@ def _head(imported: ImportedJob) -> str:
     job = imported.job
     proof = imported.proof
     layout = imported.layout
-    backend = "gloo" if imported.scenario.cluster.library == "gloo" else "NCCL"
+    backend = "gloo" if imported.scenario.cluster.collectives.library == "gloo" else "NCCL"
     lines = [
         f"{job.world_size} ranks on {layout.nodes} {plural(layout.nodes, 'node')}, "
         f"steps {listed(job.numbers)}, {backend}, {job.profiles[0].device_name or job.profiles[0].device.upper()}",

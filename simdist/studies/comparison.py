@@ -311,7 +311,7 @@ def frame(rows: Sequence[Row]) -> "pd.DataFrame":
     The ends of an interval such as `step_s_ci95` are two columns, `step_s_low` and `step_s_high`. Facets that say
     something add theirs.
     """
-    from simdist.studies.frames import frame_of_records
+    from simdist.studies.columns import frame_of_records
 
     facets = told(rows)
     return frame_of_records(each.cells(facets) for each in rows)

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from simdist.engines.replay import Timing, step_end_s, timing
 from simdist.errors import TraceError
-from simdist.studies.frames import frame_of_records
+from simdist.studies.columns import frame_of_records
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import first_steps
 from simdist.traces.waiting import step_end_s as traced_end_s
