@@ -17,7 +17,7 @@ from simdist.studies.comparison import find_label, range_of_trace
 from simdist.studies.epochs import compare_loading
 from simdist.studies.held import with_links
 from simdist.studies.ranking import summarize
-from simdist.studies.validated_run import ValidatedRun, order_document, order_text
+from simdist.studies.validated_run import ValidatedRun, order_document, verdict_on_order
 from simdist.studies.validation import corrected
 from simdist.studies.validation import validate as validate_traces
 
@@ -57,7 +57,7 @@ def command(
     validations = [each.validation for each in done]
     base = runs[find_label([(run.plan.name, run.scenario.schedules[0].kind) for run in runs], None) or 0]
     summary = summarize(validations, baseline=base.plan.name) if len(done) > 1 else None
-    texts = [each.text(cluster) for each in done] + ([order_text(summary)] if summary else [])
+    texts = [each.text(cluster) for each in done] + ([verdict_on_order(summary)] if summary else [])
     correction = _corrected(session, done[0], calibrated, calibrate) if calibrate else None
     texts += [f"corrected: {correction}; this run no longer tests it, other runs do"] if correction else []
     document = {

@@ -218,7 +218,7 @@ def _links_text(found: Validation) -> Iterator[str]:
         )
 
 
-def order_text(summary: Summary) -> str:
+def verdict_on_order(summary: Summary) -> str:
     """Return the comparison of several schedules."""
     table = table_text(
         f"makespans; speed-up over {summary.baseline}", _SUMMARY_COLUMNS, [asdict(row) for row in summary.rows]

@@ -34,7 +34,7 @@ from simdist.whatif.verdict import Pattern, find_pattern, interval_text, spread_
 
 _Record: TypeAlias = dict[str, Any]
 #: Called with what is done, the work done and all work.
-Progress: TypeAlias = Callable[[str, float, float], None]
+_Progress: TypeAlias = Callable[[str, float, float], None]
 
 _MOST_LINKS = 6  # lines of a table; JSON has all
 _REPLAY_ERROR = 0.01
@@ -306,7 +306,7 @@ class WhatifAnswer:
 
 
 def answer_whatif(
-    job: WhatifJob, others: Sequence[Schedule], options: WhatifOptions, progress: Progress
+    job: WhatifJob, others: Sequence[Schedule], options: WhatifOptions, progress: _Progress
 ) -> WhatifAnswer:
     """Return what stragglers cost a job, and what other schedules would gain.
 
@@ -334,7 +334,7 @@ def answer_whatif(
     return WhatifAnswer(job, found, find_pattern(found), compared, links, options.cluster)
 
 
-def _gains(job: WhatifJob, schedules: Sequence[Schedule], options: WhatifOptions, progress_of_all: Progress) -> Gains:
+def _gains(job: WhatifJob, schedules: Sequence[Schedule], options: WhatifOptions, progress_of_all: _Progress) -> Gains:
     """Compare schedules under what disturbed the job; a recording of that is needed only meanwhile."""
     n_total = len(schedules) + 1
     labels = [job.baseline.name, *(schedule.name for schedule in schedules)]
