@@ -77,7 +77,7 @@ class Loss:
     lost_s: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Slowdown:
     """The analysis of one trace. Seconds are per step unless they have an axis of steps.
 
@@ -172,6 +172,12 @@ class Slowdown:
         from simdist import plot
 
         return plot(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"<slowdown {self.replayed_s / self.ideal_s:.3g}: {self.replayed_s:.4g} s per step, {self.ideal_s:.4g} s "
+            f"without stragglers>"
+        )
 
     def _repr_html_(self) -> str:
         from simdist import html_of
