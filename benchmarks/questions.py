@@ -50,7 +50,7 @@ schedules:
   - {{kind: hierarchical_sgd, levels: {{2: 8, 8: world}}}}
 """
 OVERSUBSCRIBED = """\
-cluster: {{preset: dgx-h100, nodes: {nodes}, oversubscription: 4}}
+cluster: {{preset: dgx-h100, nodes: {nodes}, topology: {{oversubscription: 4}}}}
 workload: {{name: GPT-1.3B, tensors_file: gpt.csv, batch_size: 4, precision: bf16, utilization: 45%}}
 disturbances: [{{kind: transient, probability: 0.1%, delay: 200 ms}}]
 schedules:

@@ -182,9 +182,11 @@ SHARES = np.arange(0.1, 1.0, 0.1)
 def hit_rate(share: float, eviction: str, seed: int) -> float:
     """Return the share of the second epoch's samples that a disk with room for a share of the data set holds."""
     nbytes = 100_000
-    disk = stalls.cluster.disk.model_copy(update={"capacity_nbytes": round(share * stalls.data.n_samples * nbytes)})
+    disk = stalls.cluster.disk.model_copy(
+        update={"capacity_nbytes": round(share * stalls.input.data.n_samples * nbytes)}
+    )
     data = {
-        "samples": stalls.data.n_samples,
+        "samples": stalls.input.data.n_samples,
         "file_nbytes": nbytes,
         "policy": "files",
         "eviction": eviction,
@@ -192,8 +194,8 @@ def hit_rate(share: float, eviction: str, seed: int) -> float:
     }
     small = stalls.changed(
         cluster=stalls.cluster.model_copy(update={"nodes": 1, "disk": disk}),
-        data=data,
-        steps=2 * stalls.data.n_samples // (stalls.workload.batch_size * stalls.cluster.gpus_per_node),
+        input=stalls.input.model_copy(update={"data": data}),
+        steps=2 * stalls.input.data.n_samples // (stalls.workload.batch_size * stalls.cluster.gpus_per_node),
         schedules=({"kind": "sync"},),
     )
     reads = expected(build(small, small.schedules[0]).plan).n_samples
@@ -393,8 +395,8 @@ assert abs(on_disk[1] - 1 / 8) < 0.01
 assert abs(on_disk[2] - (1 - (7 / 8) ** 2)) < 0.01
 taken = {name: 1 - wait / waiting[0] for name, wait in zip(names, waiting, strict=True)}
 assert 0.64 < taken["storage bandwidth x 2"] < 0.7
-assert 0.64 < taken["data: memory"] < 0.7
-of_no_use = [name for name in names if "data:" not in name and name not in ("as it is", "storage bandwidth x 2")]
+assert 0.64 < taken["policy: memory"] < 0.7
+of_no_use = [name for name in names if "policy:" not in name and name not in ("as it is", "storage bandwidth x 2")]
 assert max(taken[name] for name in of_no_use) < 0.01
 middle = int(np.argmin(abs(SHARES - 0.5)))
 hits = {kind: 100 * np.mean(rates[kind][middle]) for kind in rates}

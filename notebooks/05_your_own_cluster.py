@@ -300,8 +300,8 @@ def varied(name: str, factor: float) -> list[Row]:
         case "bandwidth in a node":
             return speedups(with_link(job, "fabric", bandwidth_Bps=factor * cluster.fabric.bandwidth_Bps))
         case "overhead of a collective":
-            overhead = {"collective_overhead_s": factor * cluster.collective_overhead_s}
-            return speedups(job.changed(cluster=cluster.model_copy(update=overhead)))
+            overhead_s = factor * cluster.collectives.overhead_s
+            return speedups(job.changed("cluster.collectives.overhead_s", overhead_s))
         case "time of computation":
             spent = {key: factor * getattr(workload, key) for key in ("forward_s", "backward_s", "optimize_s")}
             return speedups(job.changed(workload=workload.model_copy(update=spent)))

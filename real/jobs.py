@@ -1,6 +1,7 @@
 """The programs of a run, by their names on the command line."""
 
 import importlib
+import math
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -264,7 +265,8 @@ def _prices(run: RunDirectory, rank: int) -> tuple[Mapping[ops.Op, float], Calla
     Returns:
         Seconds of each operation that always takes as long; and (load, number) -> seconds of the others.
     """
-    cluster = run.scenario.cluster.model_copy(update={"host": None})  # waking up takes what it takes here
+    free = {"copy_Bps": math.inf, "collective_s": 0.0, "handover_s": 0.0}  # waking up takes what it takes here
+    cluster = run.scenario.cluster.model_copy(update={"host": free})
     costs = price(run.plan, cluster, run.scenario.workload)
     seconds = {
         op: alone_s(cost, rank)

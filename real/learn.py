@@ -34,7 +34,7 @@ from simdist.plan import Plan, codec, ops
 
 _DECAY = 0.8  # per evaluation
 
-Say: TypeAlias = Callable[[Mapping[str, object]], None]
+_Say: TypeAlias = Callable[[Mapping[str, object]], None]
 
 
 class _DivergedError(RunError):
@@ -80,7 +80,7 @@ def main(given: TextIO, out: TextIO) -> int:
         return 0
 
 
-def _answer(text: str, say: Say) -> int:
+def _answer(text: str, say: _Say) -> int:
     try:
         order = TypeAdapter(_TrainingRequest).validate_json(text)
         task = TaskFunctions(order.task, order.seed)
@@ -104,7 +104,7 @@ def _answer(text: str, say: Say) -> int:
 
 
 @torch.no_grad()
-def _describe(task: TaskFunctions, order: _TrainingRequest, say: Say) -> None:
+def _describe(task: TaskFunctions, order: _TrainingRequest, say: _Say) -> None:
     _set_seeds(order.seed)
     first = task.batch(0, 0)
     task.batch(1, 0)
@@ -161,7 +161,7 @@ def _rank_nbytes(task: TaskFunctions, module: nn.Module, optimizer: torch.optim.
     return sum(tensor.nbytes for tensor in (*states, *of_model, inputs, targets)) + 2 * sum(activations.values())
 
 
-def _learn(task: TaskFunctions, order: _TrainingRequest, say: Say) -> None:
+def _learn(task: TaskFunctions, order: _TrainingRequest, say: _Say) -> None:
     plan = codec.load(order.plan)
     if order.device == "cuda" and not torch.cuda.is_available():
         raise ScenarioError("device is cuda, and torch finds no GPU here: write cpu")
@@ -197,7 +197,7 @@ class _Learning:
         say: Told what there is, and what was found.
     """
 
-    def __init__(self, task: TaskFunctions, order: _TrainingRequest, plan: Plan, say: Say) -> None:
+    def __init__(self, task: TaskFunctions, order: _TrainingRequest, plan: Plan, say: _Say) -> None:
         self._task = task
         self._order = order
         self._plan = plan

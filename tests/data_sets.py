@@ -26,8 +26,7 @@ workload:
   batch_size: 4
   sample_size: 150 kB
   forward: 10 ms
-data: {{samples: 64, file_size: 1 MB}}
-input: {{source: storage}}
+input: {{source: storage, data: {{samples: 64, file_size: 1 MB}}}}
 steps: 3 epochs
 """
 

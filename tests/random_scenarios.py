@@ -70,8 +70,7 @@ def _cluster(draw: random.Random, nodes: int, gpus: int) -> dict[str, Any]:
         "gpus_per_node": gpus,
         "fabric": _link(draw, 50e9, 300e9),
         "network": _link(draw, 1e9, 25e9),
-        "nics_per_node": draw.choice([1, 1, 2, gpus]),
-        "oversubscription": draw.choice([1, 1, 1.5, 2, 3]),
+        "topology": {"nics_per_node": draw.choice([1, 1, 2, gpus]), "oversubscription": draw.choice([1, 1, 1.5, 2, 3])},
         "device": {
             "memory_bandwidth_Bps": draw.choice([1e12, 3.35e12]),
             "host_bandwidth_Bps": draw.choice([1e10, 2e10]),

@@ -42,7 +42,8 @@ cluster:
   gpus_per_node: 2
   fabric: {latency: 100 us, bandwidth: 1 GB/s}
   network: ideal
-  library: gloo
+  collectives:
+    library: gloo
 workload:
   tensors: [{name: weight, count: 100000}, {name: bias, count: 1000}]
   batch_size: 8

@@ -46,7 +46,7 @@ def scenario() -> Scenario:
 
 def with_machine(base: Scenario, rate: float) -> Scenario:
     """Return it with the measured images per second of one machine."""
-    return base.changed(disturbances=[Interference(machine_rate_per_s=rate)])
+    return base.changed(disturbances=[Interference(machine_samples_per_s=rate)])
 
 
 def simulated(base: Scenario, n_gpus: int) -> Row:

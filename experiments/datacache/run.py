@@ -37,10 +37,11 @@ KEEPS_FILES = ("files", "datacache", "staged")
 def on(n_nodes: int, *, shuffle: str = "global", start: str = "cold", n_epochs: int = N_EPOCHS) -> Scenario:
     """Return the scenario on some nodes."""
     cluster = BASE.cluster.model_copy(update={"nodes": n_nodes})
-    assert BASE.data
-    data = BASE.data.model_copy(update={"shuffle": shuffle, "start": start})
+    assert BASE.input.data
+    data = BASE.input.data.model_copy(update={"shuffle": shuffle, "start": start})
     per_epoch = data.n_samples // (cluster.world_size * BASE.workload.batch_size)
-    return BASE.changed(cluster=cluster, data=data, steps=n_epochs * per_epoch)
+    read = BASE.input.model_copy(update={"data": data})
+    return BASE.changed(cluster=cluster, input=read, steps=n_epochs * per_epoch)
 
 
 def named(policy: str) -> Schedule:
@@ -62,8 +63,8 @@ def epochs_s(scenario: Scenario, schedule: Schedule) -> list[float]:
         observe=WholeTrace(),
         engine="des",
     )
-    assert scenario.data
-    per_epoch = scenario.data.n_samples // (scenario.cluster.world_size * scenario.workload.batch_size)
+    assert scenario.input.data
+    per_epoch = scenario.input.data.n_samples // (scenario.cluster.world_size * scenario.workload.batch_size)
     end_s = step_end_s(trace).max(axis=1)[per_epoch - 1 :: per_epoch]
     return [float(seconds) for seconds in np.diff(end_s, prepend=0.0)]
 
@@ -94,7 +95,7 @@ def computing_s(n_nodes: int) -> float:
 
 def limits_s(n_nodes: int) -> dict[str, float]:
     """Return what an epoch takes at least, by what limits it: total amounts over rates."""
-    cluster, workload, data = BASE.cluster, BASE.workload, BASE.data
+    cluster, workload, data = BASE.cluster, BASE.workload, BASE.input.data
     assert cluster.storage
     assert cluster.disk
     assert data
@@ -153,7 +154,7 @@ def gradients_table() -> Iterator[str]:
     yield "| gradients | nothing read | naive | datacache, shuffle global | datacache, shuffle node |"
     yield "|---|---|---|---|---|"
     n = NODES[-1]
-    everywhere, ring = on(n), Sync(algorithm="ring", data="datacache")
+    everywhere, ring = on(n), Sync(algorithm="ring", input={"policy": "datacache"})
     ways = {
         "`hitopk`, density 0.001": (
             computing_s(n),
@@ -162,8 +163,10 @@ def gradients_table() -> Iterator[str]:
             run_s("datacache", n, shuffle="node")[-1],
         ),
         "ring all-reduce": (
-            epochs_s(everywhere.changed(input={"source": "device"}), ring.model_copy(update={"data": None}))[-1],
-            epochs_s(everywhere, ring.model_copy(update={"data": "naive"}))[-1],
+            epochs_s(
+                everywhere.changed(input={"source": "device"}), ring.model_copy(update={"input": {"policy": None}})
+            )[-1],
+            epochs_s(everywhere, ring.model_copy(update={"input": {"policy": "naive"}}))[-1],
             epochs_s(everywhere, ring)[-1],
             epochs_s(on(n, shuffle="node"), ring)[-1],
         ),

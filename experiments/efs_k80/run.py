@@ -42,14 +42,14 @@ def scenario(machine: str, model: str, n_gpus: int, *, bandwidth_Bps: float | No
     base, published = load(HERE / "scenario.yaml"), PUBLISHED["machines"][machine]
     cluster = base.cluster
     assert cluster.storage
-    assert cluster.cores_per_node
+    assert cluster.host.cores_per_node
     batch, images_per_s = MODELS[model], published["synthetic"][model][GPUS.index(n_gpus)]
     disk = cluster.storage.model_copy(update={"bandwidth_Bps": bandwidth_Bps or published["bandwidth_Bps"]})
     workload = base.workload.model_copy(update={"batch_size": batch, "forward_s": n_gpus * batch / images_per_s})
-    workers = base.input.model_copy(update={"decode_workers": cluster.cores_per_node // n_gpus})
     cluster = cluster.model_copy(update={"gpus_per_node": n_gpus, "storage": disk})
     data = {"samples": base.steps * n_gpus * batch, "file_nbytes": RECORD_NBYTES}  # as many as are read
-    return base.changed(cluster=cluster, workload=workload, input=workers, data=data)
+    update = {"decode_workers": base.cluster.host.cores_per_node // n_gpus, "data": data}
+    return base.changed(cluster=cluster, workload=workload, input=base.input.model_copy(update=update))
 
 
 def images_per_s(scenario: Scenario) -> float:
@@ -112,10 +112,10 @@ def cluster(row: dict[str, Any], n_machines: int) -> Scenario:
         "optimize_s": 0.0,
     }
     (servers,) = base.schedules
-    barrier_s = n_machines**2 * base.cluster.collective_overhead_s  # of a variable: a token for every pair of workers
+    barrier_s = n_machines**2 * base.cluster.collectives.overhead_s  # of a variable: a token for every pair of workers
     n_servers = row["servers_on_8"] if n_machines == MACHINES[-1] else n_machines
     return base.changed(
-        cluster=base.cluster.model_copy(update={"nodes": n_machines, "collective_overhead_s": barrier_s}),
+        cluster=base.cluster.model_copy(update={"nodes": n_machines, "collectives": {"overhead_s": barrier_s}}),
         workload=whole.model_copy(update=update),
         schedules=[servers.model_copy(update={"servers": n_servers})],
         disturbances=[Exponential(mean_s=noise_s, on="compute")],

@@ -251,7 +251,7 @@ def scenario_of(case: Case, shape: Shape, calibrated: Calibrated, *, n_epochs: i
     """Return the scenario of a case on a shape."""
     cluster, files_nbytes = cluster_of(shape, calibrated.cluster), calibrated.files_nbytes
     base = load(HERE / "storage.yaml")
-    assert base.data is not None
+    assert base.input.data is not None
     n_samples = len(files_nbytes)
     level, sizes = case.small, {"memory": n_samples * base.workload.sample_nbytes, "disk": sum(files_nbytes)}
     if level is not None:
@@ -264,8 +264,7 @@ def scenario_of(case: Case, shape: Shape, calibrated: Calibrated, *, n_epochs: i
         name=case.name,
         cluster=cluster,
         workload=base.workload.model_copy(update={"decode_s": calibrated.decode_s}),
-        data=data,
-        input=base.input.model_copy(update={"prefetch": case.prefetch, "readers": case.readers}),
+        input=base.input.model_copy(update={"prefetch": case.prefetch, "readers": case.readers, "data": data}),
         steps=n_epochs * (n_samples // (base.workload.batch_size * cluster.world_size)),
     )
 

@@ -65,7 +65,7 @@ def at_line_rate(scenario: Scenario, *, dtype: str = "float32") -> Scenario:
     cluster = scenario.cluster
     network = cluster.network.model_copy(update={"latency_s": 0.0, "efficiency": 1.0})
     device = cluster.device.model_copy(update={"memory_bandwidth_Bps": float("inf")})
-    update = {"network": network, "device": device, "fabric": Link.ideal(), "collective_overhead_s": 0.0}
+    update = {"network": network, "device": device, "fabric": Link.ideal(), "collectives": {"overhead_s": 0.0}}
     workload = scenario.workload.model_copy(update={"dtype": dtype})
     return scenario.changed(cluster=cluster.model_copy(update=update), workload=workload)
 

@@ -116,14 +116,14 @@ def parameter_servers(
     """Return Distributed TensorFlow training `model` on servers with 4 GPUs each, a worker and a server on each."""
     base, n = load(HERE / "parameter-server.yaml"), CLUSTERS[cluster]
     worker_Bps = law[0] if system.endswith("CPU") else 1 / (1 / law[0] + GPU_COPIES_S)
-    update = {"nodes": n, "network": grpc(*law), "host_reduction_Bps": worker_Bps}
+    update = {"nodes": n, "network": grpc(*law), "host": {"reduction_Bps": worker_Bps}}
     base = base.changed(cluster=base.cluster.model_copy(update=update))
     return training(model, with_servers(base, servers=n), one_gpu(cluster))
 
 
 def mpi(model: str, network: str, cluster: str, rate_Bps: float = math.fsum(MPI_Bps) / 2) -> Scenario:
     """Return Horovod with MPI on CPUs: it gets a gradient when it is in the host's memory, so cycles count."""
-    on_host = load_cluster(HERE / f"cluster-{network}.yaml").model_copy(update={"host_reduction_Bps": rate_Bps})
+    on_host = load_cluster(HERE / f"cluster-{network}.yaml").model_copy(update={"host": {"reduction_Bps": rate_Bps}})
     base = with_fusion(load(HERE / "horovod.yaml"), cycle_s=5e-3)
     return training(model, base.changed(cluster=on_host), one_gpu(cluster))
 

@@ -86,7 +86,7 @@ def scenario(
     """
     base = load(HERE / "scenario.yaml")
     assert base.cluster.storage
-    assert base.data
+    assert base.input.data
     varying = load_.record_sd_nbytes > 0
     steps = VARYING_STEPS if varying else UNIFORM_STEPS
     size = _lognormal(load_) if varying else round(load_.record_nbytes)
@@ -94,8 +94,12 @@ def scenario(
     return base.changed(
         cluster=base.cluster.model_copy(update={"gpus_per_node": n_accelerators, "storage": served}),
         workload=base.workload.model_copy(update={"batch_size": load_.batch, "forward_s": load_.compute_s}),
-        data={"samples": steps * n_accelerators * load_.batch, "file_nbytes": size},
-        input={"source": "storage", "prefetch": prefetch, "readers": load_.read_threads},
+        input={
+            "source": "storage",
+            "prefetch": prefetch,
+            "readers": load_.read_threads,
+            "data": {"samples": steps * n_accelerators * load_.batch, "file_nbytes": size},
+        },
         steps=steps,
     )
 

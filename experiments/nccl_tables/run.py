@@ -57,7 +57,7 @@ def plain_s(cluster: Cluster, nbytes: int) -> float:
     links_Bps = [cluster.fabric.bandwidth_Bps]
     hop_s = cluster.fabric.latency_s
     if cluster.nodes > 1:
-        links_Bps.append(cluster.nics_per_node * cluster.network.bandwidth_Bps)
+        links_Bps.append(cluster.topology.nics_per_node * cluster.network.bandwidth_Bps)
         hop_s = cluster.network.latency_s
     return 2 * (n - 1) * hop_s + 2 * (n - 1) / n * nbytes / min(links_Bps)
 
@@ -236,7 +236,7 @@ KNOBS: dict[str, Callable[[Cluster], Cluster]] = {
         cluster, "network", lambda old: {"efficiency": old.efficiency / 1.1}
     ),
     "overhead of a collective": lambda cluster: cluster.model_copy(
-        update={"collective_overhead_s": 1.1 * cluster.collective_overhead_s}
+        update={"collectives": {"overhead_s": 1.1 * cluster.collectives.overhead_s}}
     ),
 }
 """Settings that are changed by a tenth."""

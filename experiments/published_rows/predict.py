@@ -84,7 +84,7 @@ def ring_s(row: Collective, cluster: Cluster) -> float:
     links_Bps = [cluster.fabric.bandwidth_Bps]
     hop_s = cluster.fabric.latency_s
     if cluster.n_domains > 1:
-        links_Bps.append(cluster.nics_per_node * cluster.network.bandwidth_Bps)
+        links_Bps.append(cluster.topology.nics_per_node * cluster.network.bandwidth_Bps)
         hop_s = cluster.network.latency_s
     return steps * (n - 1) * hop_s + steps * (n - 1) / n * row.nbytes / min(links_Bps)
 

@@ -90,7 +90,7 @@ class Training:
         workload["precision"] = precision
         document: dict[str, Any] = {"name": self.family, "cluster": self.cluster, "workload": workload}
         if self.machine_per_s:
-            document["disturbances"] = [{"kind": "interference", "machine_rate": self.machine_per_s}]
+            document["disturbances"] = [{"kind": "interference", "machine_samples_per_s": self.machine_per_s}]
         elif lost := self.lost(document):
             document["disturbances"] = [{"kind": "interference", "lost": lost}]
         return load(document | {"schedules": [self.schedule], "steps": STEPS * self.schedule.get("period", 1)})
@@ -212,7 +212,7 @@ def _one_machine() -> Iterator[Training]:
         yield row("DGX-1, V100", f"ResNet-50 {data}", "mixed", 256, 8, (one, eight))
 
 
-_AWS_CLUSTER = {"preset": "v100x8-25gbit", "network": {"efficiency": 0.68}, "collective_overhead": "8.4 us"}
+_AWS_CLUSTER = {"preset": "v100x8-25gbit", "network": {"efficiency": 0.68}, "collectives": {"overhead": "8.4 us"}}
 _HOROVOD = {"kind": "sync", "algorithm": "ring", "fusion": {"buffer": "64 MiB", "cycle": None}}
 
 
@@ -282,7 +282,8 @@ def collective_rows() -> Iterator[Collective]:
         launch_us = 1e6 * smallest.measured_s / smallest.cluster["gpus_per_node"]
         for row in rows:
             if row is not smallest:
-                yield replace(row, cluster={**row.cluster, "launch": f"{launch_us:.4g} us"})
+                collectives = {**row.cluster.get("collectives", {}), "launch": f"{launch_us:.4g} us"}
+                yield replace(row, cluster={**row.cluster, "collectives": collectives})
 
 
 def _own_collectives() -> Iterator[tuple[bool, list[Collective]]]:
@@ -315,7 +316,8 @@ def _nccl_tables() -> Iterator[tuple[bool, list[Collective]]]:
     for name, table in _published("nccl_tables")["tables"].items():
         hardware = next((each for key, each in _GENERATIONS.items() if name.startswith(key)), "hopper")
         base = {"preset": table["preset"]} if "preset" in table else {"file": str(folder / table["cluster"])}
-        version = {"nccl_version": table["nccl_version"]} if "nccl_version" in table else {}
+        stated = "nccl_version" in table
+        version = {"collectives": {"nccl_version": table["nccl_version"]}} if stated else {}
         cluster = {**base, **version, "nodes": table["nodes"], "gpus_per_node": 8}
         algorithm = table.get("algorithm", "auto")
         yield (

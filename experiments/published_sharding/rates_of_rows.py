@@ -252,7 +252,7 @@ def communication_s(row: Published) -> float:
     cluster = scenario.cluster
     n_params = sum(scenario.workload.tensor_counts)
     fabric_Bps = LinkCost.of(cluster.fabric, n_parallel=1).capacity_Bps
-    network_Bps = LinkCost.of(cluster.network, n_parallel=cluster.nics_per_node).capacity_Bps
+    network_Bps = LinkCost.of(cluster.network, n_parallel=cluster.topology.nics_per_node).capacity_Bps
     slowest_Bps = min(fabric_Bps, network_Bps) if cluster.nodes > 1 else fabric_Bps
     if row.sharding in SHARING:  # an all-reduce once a step, and the broadcasts
         reduced_s = 2 * 2 * n_params * (row.gpus - 1) / row.gpus / slowest_Bps

@@ -9,7 +9,7 @@ import numpy as np
 from real.calibration.line_fit import Fit, fit
 from real.calibration.tables import Hop, Measurement, hops, is_flat_at_end, line, link_table
 from simdist.scenario import Cluster, Device, Library, Link
-from simdist.scenario.cluster import HostWork
+from simdist.scenario.cluster import ClusterCollectives, ClusterHost
 from simdist.scenario.uncertain import Range
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds
 
@@ -86,8 +86,7 @@ def derive(
         gpus_per_node=ranks_per_node,
         fabric=fabric,
         network=network,
-        library=library,
-        chunkwise=library == "gloo",
+        collectives=ClusterCollectives(library=library, chunkwise=library == "gloo"),
         device=device,
     )
     notes = [*fabric_notes, *network_notes]
@@ -102,10 +101,16 @@ def _with_cores(cluster: Cluster, cores: Cores | None) -> Cluster:
     """Return a cluster in which communication uses CPU cores, with usual values as a start."""
     if cores is None:
         return cluster
-    host = HostWork(copy_Bps=5e9, collective_s=2e-4, handover_s=cores.handover_s, source=cluster.source)
+    host = ClusterHost(
+        cores_per_node=cores.per_node,
+        shares_cores=cores.shared,
+        copy_Bps=5e9,
+        collective_s=2e-4,
+        handover_s=cores.handover_s,
+        source=cluster.source,
+    )
     fabric = cluster.fabric if cluster.fabric == Link.ideal() else Link(latency_s=1e-4, bandwidth_Bps=3e9)
-    update = {"host": host, "cores_per_node": cores.per_node, "shares_cores": cores.shared, "fabric": fabric}
-    return cluster.model_copy(update=update)
+    return cluster.model_copy(update={"host": host, "fabric": fabric})
 
 
 def _ranges(fitted: Fit) -> dict[str, Range]:
@@ -144,12 +149,12 @@ def _fit_notes(fitted: Fit) -> list[str]:
         for name, link in (("fabric", cluster.fabric), ("network", cluster.network))
         if link != Link.ideal()
     ]
-    if host is None:
-        notes.append(f"overhead of a collective: {format_seconds(cluster.collective_overhead_s)}")
+    if not host.is_charged:
+        notes.append(f"overhead of a collective: {format_seconds(cluster.collectives.overhead_s)}")
     else:
-        whose = "of all nodes together" if cluster.shares_cores else "of a node"
+        whose = "of all nodes together" if host.shares_cores else "of a node"
         notes.append(
-            f"of a core, {cluster.cores_per_node} of them {whose}: {format_seconds(host.collective_s)} a collective, "
+            f"of a core, {host.cores_per_node} of them {whose}: {format_seconds(host.collective_s)} a collective, "
             f"{format_Bps(host.copy_Bps)} over a buffer, {format_seconds(host.handover_s)} an operation"
         )
     notes += [f"at its bound: {name}, which the fit would have lower still" for name in fitted.at_bounds]

@@ -141,9 +141,10 @@ def _free(cluster: Cluster, known_s: float | None) -> set[int]:
     """Return the parameters that the measurements of a cluster determine."""
     inside = cluster.gpus_per_node > 1
     between = cluster.nodes > 1
-    found = ({0} if cluster.host or (inside and between) else set()) | ({1, 2} if inside else set())
+    is_charged = cluster.host.is_charged
+    found = ({0} if is_charged or (inside and between) else set()) | ({1, 2} if inside else set())
     found |= {3} if between else set()
-    return found | ({4} if between and known_s is None else set()) | ({5} if cluster.host else set())
+    return found | ({4} if between and known_s is None else set()) | ({5} if is_charged else set())
 
 
 def _values(cluster: Cluster) -> NDArray[np.float64]:
@@ -151,8 +152,8 @@ def _values(cluster: Cluster) -> NDArray[np.float64]:
     network = cluster.network
     host = cluster.host
     slopes = [1 / (link.bandwidth_Bps * link.efficiency) for link in (fabric, network)]
-    overhead_s = host.collective_s if host else cluster.collective_overhead_s
-    pass_s = 1 / host.copy_Bps if host else 0.0
+    overhead_s = host.collective_s if host.is_charged else cluster.collectives.overhead_s
+    pass_s = 1 / host.copy_Bps if host.is_charged else 0.0
     return np.array([overhead_s, fabric.latency_s, slopes[0], network.latency_s, slopes[1], pass_s])
 
 
@@ -165,7 +166,7 @@ def _with(cluster: Cluster, values: NDArray[np.float64]) -> Cluster:
         rate_Bps = cluster.network.bandwidth_Bps
         efficiency = min(1.0, 1 / (network_slope * rate_Bps))
         links["network"] = Link(latency_s=network_latency_s, bandwidth_Bps=rate_Bps, efficiency=efficiency)
-    if cluster.host is None:
-        return cluster.model_copy(update={**links, "collective_overhead_s": overhead_s})
+    if not cluster.host.is_charged:
+        return cluster.model_copy(update={**links, "collectives": {"overhead_s": overhead_s}})
     work = {"collective_s": overhead_s, "copy_Bps": 1 / pass_s if pass_s > 0 else math.inf}
-    return cluster.model_copy(update={**links, "host": cluster.host.model_copy(update=work)})
+    return cluster.model_copy(update={**links, "host": work})

@@ -28,7 +28,7 @@ from simdist.scenario import Device, Workload, load_workload, presets
 from simdist.settings.base import plural
 from simdist.settings.precision import Utilization
 
-MeasuredPrecision: TypeAlias = Literal["fp32", "bf16"]
+_Precision: TypeAlias = Literal["fp32", "bf16"]
 
 # Several times the caches.
 _GPU_NBYTES = 2**29
@@ -43,7 +43,7 @@ _MOST_STEPS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class CalibratedStep:
+class _StepTimes:
     """Seconds of the parts of a training step: the median over ranks of each rank's median over steps.
 
     Args:
@@ -132,8 +132,8 @@ def measure_handover(connection: Connection) -> float:
 
 
 def measure_step(
-    connection: Connection, model: str, *, batch_size: int, precision: MeasuredPrecision, budget_s: float
-) -> CalibratedStep:
+    connection: Connection, model: str, *, batch_size: int, precision: _Precision, budget_s: float
+) -> _StepTimes:
     """Measure forward pass, backward pass and update of a model on all ranks at once.
 
     Raises:
@@ -166,7 +166,7 @@ def measure_step(
 
 
 def measured_workload(
-    model: str, *, batch_size: int, precision: MeasuredPrecision, times: CalibratedStep, measured: str
+    model: str, *, batch_size: int, precision: _Precision, times: _StepTimes, measured: str
 ) -> Workload:
     """Return the preset of a model with measured times, self-contained."""
     preset = load_workload(presets.path("workloads", model))
@@ -246,10 +246,10 @@ def _repeat(step: Callable[[], tuple[float, ...]], budget_s: float) -> list[tupl
     return laps_s
 
 
-def _summary(laps_s: list[tuple[float, ...]]) -> CalibratedStep:
+def _summary(laps_s: list[tuple[float, ...]]) -> _StepTimes:
     medians_s = [statistics.median(part) for part in zip(*laps_s, strict=True)]
     ranks_s = gather_rows(torch.tensor([*medians_s, float(len(laps_s))], dtype=torch.float64))
     forward_s, backward_s, optimize_s, _ = ranks_s.quantile(0.5, dim=0).tolist()
     sums_s = ranks_s[:, :3].sum(dim=1)
     spread = float(sums_s.max() / sums_s.min() - 1)
-    return CalibratedStep(forward_s, backward_s, optimize_s, int(ranks_s[:, 3].min()), spread)
+    return _StepTimes(forward_s, backward_s, optimize_s, int(ranks_s[:, 3].min()), spread)

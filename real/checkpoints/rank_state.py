@@ -24,7 +24,7 @@ from simdist.plan import Plan, ops
 
 # Sections of the trained state. Before the first step, those of rank 0 apply to all ranks.
 LEARNED_SECTIONS = ("tensors", "optimizer")
-SECTIONS = (*LEARNED_SECTIONS, "carried", "random", "also")
+_SECTIONS = (*LEARNED_SECTIONS, "carried", "random", "also")
 _OUTER = "outer optimizer"
 
 
@@ -66,7 +66,7 @@ class RankState:
     @property
     def sections(self) -> tuple[str, ...]:
         """Names of the sections."""
-        return tuple(each for each in SECTIONS if each not in LEARNED_SECTIONS) if self.is_sharded else SECTIONS
+        return tuple(each for each in _SECTIONS if each not in LEARNED_SECTIONS) if self.is_sharded else _SECTIONS
 
     def pack(self, section: str) -> Tensor:
         """Return a section as uint8 `[nbytes]`; equal states give equal bytes."""

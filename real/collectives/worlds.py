@@ -46,7 +46,7 @@ _Joined: TypeAlias = tuple[tuple[int, ...], dist.ProcessGroup | None]  # ranks o
 
 
 @dataclass(frozen=True, slots=True)
-class Members:
+class _Members:
     """The group that a rank belongs to.
 
     Args:
@@ -175,13 +175,13 @@ class ProcessWorld:
         self.world_size = dist.get_world_size()
         self.made: list[dist.ProcessGroup] = []
         self._everyone = everyone or dist.group.WORLD
-        self._members: dict[tuple[str, Group], Members] = {}
+        self._members: dict[tuple[str, Group], _Members] = {}
         self._scratch = {communicator: Scratch() for communicator in groups}
         for communicator, members in groups.items():
             whole = self._everyone if communicator == COMM.communicator else None
             for group in members:
                 joined = self._join(group, timeout_s, whole)
-                self._members[communicator, group] = Members(*joined, self._scratch[communicator])
+                self._members[communicator, group] = _Members(*joined, self._scratch[communicator])
         self._timeout_s = timeout_s
         self._arrivals = self._meet(servers) if servers else None
 
@@ -215,7 +215,7 @@ class ProcessWorld:
                 found[entering] = tuple(sorted(server.sat_out.get(number, ())))
         return {row: ranks for row, ranks in found.items() if ranks}
 
-    def members(self, group: Group) -> Members:
+    def members(self, group: Group) -> _Members:
         """Return the members of this rank's group."""
         return self._members[COMM.communicator, group]
 
@@ -276,7 +276,7 @@ class ProcessWorld:
             case _:
                 assert_never(op)
 
-    def _reduce_scatter(self, op: ops.ReduceScatter, src: Tensor, dst: Tensor, members: Members) -> None:
+    def _reduce_scatter(self, op: ops.ReduceScatter, src: Tensor, dst: Tensor, members: _Members) -> None:
         """Reduce a copy of the source, which stays unchanged."""
         taken = _scaled(src, op, _like(src, members))
         if taken.is_cuda and moves_gpu_tensors(members.process_group):
@@ -285,13 +285,13 @@ class ProcessWorld:
         dist.all_reduce(taken, group=members.process_group)
         dst.copy_(taken.view(len(members.ranks), -1)[members.ranks.index(self.rank)])
 
-    def _reduce(self, op: ops.Reduce, buffer: Tensor, members: Members) -> None:
+    def _reduce(self, op: ops.Reduce, buffer: Tensor, members: _Members) -> None:
         """Reduce to the root. torch uses the buffers of the others as scratch, but in a plan they stay unchanged."""
         root = members.ranks[op.root]
         taken = _scaled(buffer, op, buffer if self.rank == root else _like(buffer, members))
         dist.reduce(taken, dst=root, group=members.process_group)
 
-    def _broadcast(self, tensors: Sequence[Tensor], source: int, members: Members) -> None:
+    def _broadcast(self, tensors: Sequence[Tensor], source: int, members: _Members) -> None:
         if len(tensors) == 1:
             dist.broadcast(tensors[0], src=source, group=members.process_group)
             return
@@ -299,7 +299,7 @@ class ProcessWorld:
         dist.broadcast(message, src=source, group=members.process_group)
         _take(message.unsqueeze(0), tensors)
 
-    def _broadcast_each(self, mine: Tensor, whole: Tensor, members: Members) -> None:
+    def _broadcast_each(self, mine: Tensor, whole: Tensor, members: _Members) -> None:
         """Broadcast the slice of each member."""
         parts = whole.view(len(members.ranks), -1)
         me = members.ranks.index(self.rank)
@@ -307,7 +307,7 @@ class ProcessWorld:
         for part, source in zip(parts, members.ranks, strict=True):
             dist.broadcast(part, src=source, group=members.process_group)
 
-    def _all_gather(self, srcs: Sequence[Tensor], dsts: Sequence[Tensor], members: Members) -> None:
+    def _all_gather(self, srcs: Sequence[Tensor], dsts: Sequence[Tensor], members: _Members) -> None:
         if len(srcs) == 1:
             self._gather(dsts[0], srcs[0], members)
             return
@@ -317,7 +317,7 @@ class ProcessWorld:
         self._gather(messages, message, members)
         _take(messages.view(n, -1), dsts)
 
-    def _gather(self, whole: Tensor, mine: Tensor, members: Members) -> None:
+    def _gather(self, whole: Tensor, mine: Tensor, members: _Members) -> None:
         """Gather the tensors of all members; a group of two exchanges them in both directions at once.
 
         gloo's all_gather posts sends before receives. If one of two members arrives first, the data of the other queues
@@ -374,14 +374,14 @@ class ProcessWorld:
         return mine
 
 
-def _message(tensors: Sequence[Tensor], members: Members) -> Tensor:
+def _message(tensors: Sequence[Tensor], members: _Members) -> Tensor:
     """Return the bytes of tensors, one after the other, uint8 `[nbytes]`."""
     parts = [tensor.view(torch.uint8) for tensor in tensors]
     message = members.scratch.take("message", sum(map(torch.numel, parts)), torch.uint8, tensors[0].device)
     return torch.cat(parts, out=message)
 
 
-def _like(tensor: Tensor, members: Members) -> Tensor:
+def _like(tensor: Tensor, members: _Members) -> Tensor:
     return members.scratch.take("reduced", tensor.numel(), tensor.dtype, tensor.device)
 
 

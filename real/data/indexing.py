@@ -14,7 +14,7 @@ from simdist.errors import RunError, ScenarioError
 from simdist.files import open_regular
 from simdist.plan.index import INDEX, Entry, refuse_name
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".raw")
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".raw")
 
 
 def index_folder(folder: Path) -> Iterator[Entry]:
@@ -42,7 +42,7 @@ def index_folder(folder: Path) -> Iterator[Entry]:
             yield _entry(folder, path, label)
             n_samples += 1
         if n_samples == before:
-            raise ScenarioError(f"{folder / name}: has no image ({' '.join(SUFFIXES)}); every sub-folder is a class")
+            raise ScenarioError(f"{folder / name}: has no image ({' '.join(_SUFFIXES)}); every sub-folder is a class")
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -65,7 +65,7 @@ def _command(folder: Path, force: bool, debug: bool) -> int:
 def _images(folder: Path) -> Iterator[Path]:
     for parent, folders, files in os.walk(folder, followlinks=True):
         folders.sort()
-        yield from (Path(parent, name) for name in sorted(files) if name.lower().endswith(SUFFIXES))
+        yield from (Path(parent, name) for name in sorted(files) if name.lower().endswith(_SUFFIXES))
 
 
 def _entry(folder: Path, path: Path, label: int) -> Entry:

@@ -26,7 +26,7 @@ from simdist.plan.index import INDEX, Entry, parse_entries, read_index, refuse_n
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
-PATIENCE_S = 5.0  # shorter outages cause no warning
+_PATIENCE_S = 5.0  # shorter outages cause no warning
 
 # Answers of a server or a kernel about a file, or about us: no outages, and the same again however often it is asked.
 _FINAL = {
@@ -120,7 +120,7 @@ class DataStorage:
                 f"{where}: cannot be read; tried for {now_s - start_s:.3g} s of {self._timeout_s:g} s, "
                 f"last: {_reason(error)}"
             ) from error
-        if now_s - start_s >= PATIENCE_S:  # Python shows equal warnings once
+        if now_s - start_s >= _PATIENCE_S:  # Python shows equal warnings once
             text = f"cannot reach {self.url}: {_reason(error)}; trying until {self._timeout_s:g} s are over"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 

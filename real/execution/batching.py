@@ -43,10 +43,10 @@ class StackedModule(nn.Module):
         super().__init__()
         self._one = (modules[0],)  # in a tuple, so that its parameters do not count as this module's
         for name, first in modules[0].named_parameters():
-            rows = stacked([module.get_parameter(name) for module in modules])
+            rows = _stacked([module.get_parameter(name) for module in modules])
             self._parameters[name] = nn.Parameter(rows, requires_grad=first.requires_grad)
         for name, _ in modules[0].named_buffers():
-            self._buffers[name] = stacked([module.get_buffer(name) for module in modules])
+            self._buffers[name] = _stacked([module.get_buffer(name) for module in modules])
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the outputs of all ranks; all shapes begin with the number of ranks."""
@@ -70,7 +70,7 @@ def per_rank(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return vmap(function, randomness="error")
 
 
-def stacked(rows: Sequence[Tensor]) -> Tensor:
+def _stacked(rows: Sequence[Tensor]) -> Tensor:
     """Return a copy of the ranks' tensors, `[n_ranks, *shape]`; each row keeps its memory layout."""
     first = rows[0].detach()
     found = laid_like(first.new_empty(len(rows), first.numel()), first.expand(len(rows), *first.shape))
@@ -162,7 +162,7 @@ def stack(made: Sequence[Made]) -> tuple[StackedModule, torch.optim.Optimizer]:
         states = [own.state.pop(row, {}) for (_, own, _), row in zip(made, rows, strict=True)]
         for key, value in states[0].items():
             is_row = isinstance(value, Tensor) and key != "step" and value.shape == rows[0].shape
-            optimizer.state[place][key] = stacked([state[key] for state in states]) if is_row else value
+            optimizer.state[place][key] = _stacked([state[key] for state in states]) if is_row else value
     return module, optimizer
 
 

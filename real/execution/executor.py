@@ -52,7 +52,7 @@ class World(Protocol):
         """Tell whether the next all-reduce that drops late ranks has happened without this rank."""
 
 
-class Watch(Protocol):
+class _Watch(Protocol):
     """Knows whether the run has failed, here or on another rank, and reports the progress of this rank.
 
     Attributes:
@@ -108,7 +108,7 @@ class Executor:
         memory: Memory,
         lanes: Lanes,
         recorder: Recorder | None,
-        watch: Watch,
+        watch: _Watch,
         first_step: int = 0,
         waiting: Callable[[], AbstractContextManager[object]] | None = None,
         gives_back: bool = False,

@@ -241,7 +241,7 @@ def perform_together(
             for position, op in enumerate(plan.bodies[number]):
                 passing = sits_out if ops.is_passed_over(op, enter) else ()
                 if isinstance(op, ops.COLLECTIVES):
-                    exchange_rows(op, memory, plan.world_size, late.get(index, ()))
+                    _exchange(op, memory, plan.world_size, late.get(index, ()))
                 elif isinstance(op, ops.Forward):
                     ranks.forward(passes[number].get(position, ()), step, passing)
                 else:
@@ -301,7 +301,7 @@ class _Ranks:
                 program.perform(op, step)
 
 
-def exchange_rows(op: ops.Collective, memory: Memory, world_size: int, late: Sequence[int] = ()) -> None:
+def _exchange(op: ops.Collective, memory: Memory, world_size: int, late: Sequence[int] = ()) -> None:
     """Perform a collective of all groups.
 
     Args:

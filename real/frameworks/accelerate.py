@@ -56,7 +56,7 @@ def follow(
     Returns:
         The worker, which replaces the model. Call its `average()` before an evaluation, and `close()` at the end.
     """
-    progress = Progress()
+    progress = _Progress()
     accelerator.register_for_checkpointing(progress)
     module = accelerator.prepare_model(model, evaluation_mode=True)  # which adds no DistributedDataParallel
     if resume_from is not None:
@@ -93,7 +93,7 @@ def in_memory_of_its_own(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: copies[tensor.data_ptr(), tensor.shape] for name, tensor in state.items()}
 
 
-class Progress:
+class _Progress:
     """The step of a worker, as Accelerate saves and loads it."""
 
     def __init__(self) -> None:

@@ -315,8 +315,8 @@ def _doubts(schedule: Schedule, job: Job, wanted: PlanRequest) -> Iterator[str]:
     if n_steps is not None:
         yield from schedule.unused_settings(replace(job, n_steps=n_steps))
     yield from schedule.unused_in(job)
-    if unread := sorted(schedule.model_fields_set & {"data", "prefetch", "readers", "decode_workers"}):
-        yield f"has {', '.join(unread)}, without effect: the loop brings its own batches"
+    if unread := sorted(key for key, value in schedule.input if value is not None):
+        yield f"has input.{', input.'.join(unread)}, without effect: the loop brings its own batches"
     if job.world_size == 1 and len(cycle) > 1:
         yield f"has one {'copy of the model' if wanted.shards else 'rank'}, and nothing to average"
     results = [schedule.result(step, job) for step in cycle]

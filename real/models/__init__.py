@@ -20,10 +20,10 @@ from real.models.gpt import Gpt
 from real.programs.optimizers import Lars
 from simdist.errors import RunError
 
-Samples = tuple[Tensor, Tensor]  # inputs and targets, the samples along the first axis
+_Samples = tuple[Tensor, Tensor]  # inputs and targets, the samples along the first axis
 
 # Makes a number of samples of a floating-point type.
-Source = Callable[[int, torch.dtype, torch.Generator], Samples]
+_Source = Callable[[int, torch.dtype, torch.Generator], _Samples]
 
 _POOL_NBYTES = 16 * 10**6  # large enough that small models do not memorise it, small compared with any model on a GPU
 # Primes, so that windows of different steps and of different ranks differ.
@@ -31,11 +31,11 @@ _STEP_STRIDE = 104_729
 _RANK_STRIDE = 7_919
 
 
-def vectors(*shape: int, n_classes: int) -> Source:
+def _vectors(*shape: int, n_classes: int) -> _Source:
     """Return a source of normal noise, brighter by 1 in the one of `n_classes` stretches that is its class."""
     n_numbers = math.prod(shape)
 
-    def make(n_samples: int, dtype: torch.dtype, generator: torch.Generator) -> Samples:
+    def make(n_samples: int, dtype: torch.dtype, generator: torch.Generator) -> _Samples:
         targets = torch.randint(n_classes, (n_samples,), generator=generator)
         inputs = torch.randn(n_samples, n_numbers, generator=generator)
         inputs += torch.arange(n_numbers) // (n_numbers // n_classes) == targets[:, None]
@@ -44,10 +44,10 @@ def vectors(*shape: int, n_classes: int) -> Source:
     return make
 
 
-def texts(length: int, *, n_tokens: int) -> Source:
+def _texts(length: int, *, n_tokens: int) -> _Source:
     """Return a source of token numbers; the next token is one or two above the last, modulo `n_tokens`."""
 
-    def make(n_samples: int, dtype: torch.dtype, generator: torch.Generator) -> Samples:
+    def make(n_samples: int, dtype: torch.dtype, generator: torch.Generator) -> _Samples:
         first = torch.randint(n_tokens, (n_samples, 1), generator=generator)
         rises = torch.randint(1, 3, (n_samples, length), generator=generator)
         tokens = torch.cat([first, rises], dim=1).cumsum(1) % n_tokens
@@ -56,10 +56,10 @@ def texts(length: int, *, n_tokens: int) -> Source:
     return make
 
 
-def documents(length: int, *, n_tokens: int, n_classes: int) -> Source:
+def _documents(length: int, *, n_tokens: int, n_classes: int) -> _Source:
     """Return a source of random token numbers; the class of a text is its first token, modulo `n_classes`."""
 
-    def make(n_samples: int, dtype: torch.dtype, generator: torch.Generator) -> Samples:
+    def make(n_samples: int, dtype: torch.dtype, generator: torch.Generator) -> _Samples:
         tokens = torch.randint(n_tokens, (n_samples, length), generator=generator)
         return tokens, tokens[:, 0] % n_classes
 
@@ -67,8 +67,8 @@ def documents(length: int, *, n_tokens: int, n_classes: int) -> Source:
 
 
 def windows(
-    source: Source, *, batch_size: int, dtype: torch.dtype, generator: torch.Generator, pin: bool
-) -> Callable[[int, int], Samples]:
+    source: _Source, *, batch_size: int, dtype: torch.dtype, generator: torch.Generator, pin: bool
+) -> Callable[[int, int], _Samples]:
     """Make a pool of samples; return the function (step, rank) -> batch, a window of it, without a copy.
 
     The pool is the same on all ranks, and the window follows from step and rank alone. So each process can compute the
@@ -81,7 +81,7 @@ def windows(
     inputs, targets = (tensor.pin_memory() for tensor in pool) if pin else pool
     n_windows = n_samples - batch_size + 1
 
-    def batch(step: int, rank: int) -> Samples:
+    def batch(step: int, rank: int) -> _Samples:
         first = (step * _STEP_STRIDE + rank * _RANK_STRIDE) % n_windows
         return inputs[first : first + batch_size], targets[first : first + batch_size]
 
@@ -173,12 +173,12 @@ def build(
 @dataclass(frozen=True, slots=True)
 class _Model:
     create: Callable[[], nn.Module]
-    source: Source
+    source: _Source
     n_classes: int
 
 
 def _classifier(create: Callable[[], nn.Module], *shape: int, n_classes: int) -> _Model:
-    return _Model(create, vectors(*shape, n_classes=n_classes), n_classes)
+    return _Model(create, _vectors(*shape, n_classes=n_classes), n_classes)
 
 
 def _of_images(create: Callable[[], nn.Module]) -> _Model:
@@ -186,7 +186,7 @@ def _of_images(create: Callable[[], nn.Module]) -> _Model:
 
 
 def _of_texts(create: Callable[..., nn.Module], *, n_tokens: int, length: int) -> _Model:
-    return _Model(partial(create, n_tokens=n_tokens, length=length), texts(length, n_tokens=n_tokens), n_tokens)
+    return _Model(partial(create, n_tokens=n_tokens, length=length), _texts(length, n_tokens=n_tokens), n_tokens)
 
 
 _MODELS: Mapping[str, _Model] = {
@@ -202,7 +202,7 @@ _MODELS: Mapping[str, _Model] = {
     "gpt2-medium": _of_texts(partial(Gpt, width=1024, n_layers=24, n_heads=16), n_tokens=50257, length=1024),
     "bert-large": _Model(  # the pooler's outputs serve as logits, one class each
         partial(Bert, n_tokens=30522, length=512, width=1024, n_layers=24, n_heads=16),
-        documents(512, n_tokens=30522, n_classes=1024),
+        _documents(512, n_tokens=30522, n_classes=1024),
         1024,
     ),
 }

@@ -49,7 +49,7 @@ class Heartbeat:
         return f"rank {self.rank} ({self.host}, pid {self.pid})"
 
 
-def name_ranks(ranks: Sequence[int]) -> str:
+def _named(ranks: Sequence[int]) -> str:
     """Name ranks: `rank 3`, `ranks 3, 4`."""
     shown = ", ".join(map(str, ranks[:16])) + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
@@ -57,7 +57,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 def ranks_have(ranks: Sequence[int]) -> str:
     """Begin a sentence about ranks: `rank 3 has`, `ranks 3, 4 have`."""
-    return f"{name_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'}"
+    return f"{_named(ranks)} {'has' if len(ranks) == 1 else 'have'}"
 
 
 def name_calls(calls: Mapping[int, str], steps: Mapping[int, int | None]) -> str:
@@ -75,11 +75,11 @@ def name_calls(calls: Mapping[int, str], steps: Mapping[int, int | None]) -> str
         ranks_of.setdefault(call, []).append(rank)
     if len(ranks_of) == 1:
         return ""
-    parts = [f"{name_ranks(ranks)} {call}" for call, ranks in ranks_of.items() if call]
+    parts = [f"{_named(ranks)} {call}" for call, ranks in ranks_of.items() if call]
     if idle := ranks_of.get(""):
         reached = [max(0, (steps.get(rank) or 0) - 1) for rank in idle]
         at = f"step {min(reached)}" if len(set(reached)) == 1 else f"steps {min(reached)} to {max(reached)}"
-        parts.append(f"{name_ranks(idle)} did not (at {at})")
+        parts.append(f"{_named(idle)} did not (at {at})")
     return ", ".join(parts)
 
 

@@ -15,7 +15,7 @@ from simdist.errors import RunError
 from simdist.plan import ops
 
 # Delays a stream for some seconds: a sleep of its thread or, on a GPU, a kernel that spins on the current stream.
-Hold = Callable[[float], None]
+_Hold = Callable[[float], None]
 
 
 @final
@@ -34,8 +34,8 @@ class EmulatedProgram(Program):
     """
 
     seconds: Mapping[ops.Op, float]
-    compute: Hold
-    comm: Hold
+    compute: _Hold
+    comm: _Hold
     interrupted: threading.Event
     load_s: Callable[[ops.Load, int], float] | None = None
     feed: Feed | None = None

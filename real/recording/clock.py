@@ -22,7 +22,7 @@ from real.collectives.byte_transfer import gather_texts
 from real.processes.beats import boot_id
 from real.recording.timing import now_s, sleep_s
 
-ReadClock = Callable[[], float]
+_ReadClock = Callable[[], float]
 
 _N_ROUNDS = 16
 _START_IN_S = 0.05
@@ -44,7 +44,7 @@ class Clocks:
 
 
 def compare_clocks(
-    *, clock: ReadClock = now_s, machine: str | None = None, group: dist.ProcessGroup | None = None
+    *, clock: _ReadClock = now_s, machine: str | None = None, group: dist.ProcessGroup | None = None
 ) -> Clocks:
     """Compare the clocks of all ranks; all ranks take part and get the result.
 
@@ -70,7 +70,7 @@ def compare_clocks(
     return Clocks(float(at_s), result[0].numpy(), result[1].numpy())
 
 
-def agree_on_start_s(clocks: Clocks, *, clock: ReadClock = now_s, group: dist.ProcessGroup | None = None) -> float:
+def agree_on_start_s(clocks: Clocks, *, clock: _ReadClock = now_s, group: dist.ProcessGroup | None = None) -> float:
     """Agree on a moment shortly from now, wait for it, and return it by this rank's own clock."""
     at_s = _times(clock() + _START_IN_S)
     dist.broadcast(at_s, src=0, group=group)
@@ -105,7 +105,7 @@ def to_common_s(times_s: NDArray[np.float64], *, start_s: float, drift: float = 
     return np.asarray((times_s - start_s) * (1 - drift))
 
 
-def _ask(other: int, clock: ReadClock, group: dist.ProcessGroup | None) -> tuple[float, float]:
+def _ask(other: int, clock: _ReadClock, group: dist.ProcessGroup | None) -> tuple[float, float]:
     """Return how far the clock of a rank is ahead of this rank's clock, and the uncertainty, in seconds."""
     answers = []
     reply = _times(0.0)
@@ -119,7 +119,7 @@ def _ask(other: int, clock: ReadClock, group: dist.ProcessGroup | None) -> tuple
     return ahead_s, uncertainty_s
 
 
-def _answer(clock: ReadClock, group: dist.ProcessGroup | None) -> None:
+def _answer(clock: _ReadClock, group: dist.ProcessGroup | None) -> None:
     question = _times(0.0)
     for _ in range(_N_ROUNDS):
         dist.recv(question, src=0, group=group)

@@ -59,9 +59,6 @@ def memmap(path: Path, values: NDArray[_ScalarT]) -> NDArray[_ScalarT]:
     raise AssertionError
 
 
-RankTimes = np.ndarray[tuple[int, int], np.dtype[np.float64]]
-
-
 class Recorder:
     """The times of one rank.
 

@@ -10,7 +10,7 @@ With w[s, r] the own work of rank r in step s (`real.watching.work`):
 * The *lost* time of a step is w[s, last] less that of the rank before the last. It is lost to the last rank: that rank
   alone, no later than the next, would save it.
 
-`simdist.profiles.estimates.noise` has the threshold of noise. In noise alone, at most `FALSE_ALARM_RATE` of all windows
+`simdist.profiles.estimates.noise` has the threshold of noise. In noise alone, at most `_FALSE_ALARM` of all windows
 name a rank, among up to 128 ranks.
 """
 
@@ -25,7 +25,7 @@ from simdist.profiles.estimates.noise import USUALLY, by_chance_usually_s, late_
 from simdist.settings.base import plural
 
 #: Share of windows that name a rank although there is noise alone, at most.
-FALSE_ALARM_RATE = 0.02
+_FALSE_ALARM = 0.02
 
 _CHANNELS = 3  # among which `by_chance_usually_s` divides `USUALLY`; there is one here
 _NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
@@ -295,7 +295,7 @@ def _transient(more_s: _Floats, earlier_s: _Floats, step_s: float) -> NDArray[np
     columns = _compared(more_s.max(axis=0))
     all_s = np.concatenate([earlier_s, more_s])[:, columns]
     is_late = np.zeros_like(noticeable)
-    is_late[:, columns] = late_once(all_s, alarm=FALSE_ALARM_RATE - USUALLY / _CHANNELS)[len(earlier_s) :]
+    is_late[:, columns] = late_once(all_s, alarm=_FALSE_ALARM - USUALLY / _CHANNELS)[len(earlier_s) :]
     return np.asarray(noticeable & is_late)
 
 

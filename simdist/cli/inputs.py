@@ -22,17 +22,9 @@ if TYPE_CHECKING:
     from simdist.runs.run_directory import RunDirectory
 
 _PICTURES = (".png", ".svg", ".pdf")
-_OF_LINKS = (
-    "name",
-    "source",
-    "fabric",
-    "network",
-    "nics_per_node",
-    "host_bridge_Bps",
-    "oversubscription",
-    "collective_overhead_s",
-    "library",
-)
+_OF_LINKS = ("name", "source", "fabric", "network")
+_OF_TOPOLOGY = {"nics_per_node", "host_bridge_Bps", "oversubscription"}
+_OF_COLLECTIVES = {"library", "overhead_s"}
 
 
 _FoundT = TypeVar("_FoundT", "RunDirectory", "PlannedSchedule")
@@ -289,5 +281,7 @@ def with_links(scenario: Scenario, name: str) -> Scenario:
             f"--cluster {name}: has {theirs.nodes} nodes x {theirs.gpus_per_node} GPUs, {scenario.name} has "
             f"{ours.nodes} x {ours.gpus_per_node}: write as many, or calibrate the machines of this job"
         )
-    links = {key: value for key, value in theirs if key in _OF_LINKS}
+    links: dict[str, object] = {key: value for key, value in theirs if key in _OF_LINKS}
+    links["topology"] = theirs.topology.model_dump(include=_OF_TOPOLOGY)
+    links["collectives"] = theirs.collectives.model_dump(include=_OF_COLLECTIVES)
     return scenario.changed(cluster=ours.model_copy(update=links))

@@ -7,7 +7,6 @@ from typing import Any, get_args
 import click
 
 from simdist.cli import common, inputs, learn
-from simdist.cli.where import facts_record, facts_text, not_compared
 from simdist.errors import ScenarioError, naming
 from simdist.runs.building import dataset
 from simdist.scenario import Recorded, Scenario
@@ -15,6 +14,7 @@ from simdist.scenario.checkpoint import Mode
 from simdist.scenario.workload import MAX_MICRO_BATCHES
 from simdist.settings.base import shown
 from simdist.settings.units import parse_factor, parse_fraction, parse_nbytes
+from simdist.studies.imported_facts import facts_record, facts_text, not_compared
 from simdist.tuning import Constraints, Extras, TuneOptions, tune
 from simdist.tuning.candidates import permits, tried_kinds
 from simdist.tuning.tuning import usual_global_every

@@ -218,7 +218,7 @@ def _document(each: _Validated) -> dict[str, object]:
         blames (list): Stragglers: "The blame of a rank".
         links (list): Only where links held operations up: "A link that held operations up".
         lead_s (list): How much earlier than the last member the others end a collective, mean: simulated, measured.
-            Simulated 0 unless the cluster is `chunkwise`.
+            Simulated 0 unless the cluster's collectives are `chunkwise`.
         correlation (float or null): Pearson correlation of simulated and measured blame over the ranks. `null` if
             either is constant.
         overlap (float or null): Share of the measured waiting that the simulation charges to the same rank in the same

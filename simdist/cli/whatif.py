@@ -1,85 +1,35 @@
 """`simdist whatif`."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from functools import partial
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias
+from typing import Any
 
 import click
+import numpy as np
 
-from simdist.cli import common, inputs, losses
-from simdist.cli.losses import LOST, SLOWDOWN, STEP_COLUMNS, loss_records, slowest_text
-from simdist.cli.whatif_job import WhatifJob, WhatifOptions, read_job, schedules_to_compare
-from simdist.cli.where import facts_record, facts_text, lost_text, not_compared
-from simdist.cost import Costs
-from simdist.engines.replay import Timing, timing
-from simdist.errors import RunError, naming
-from simdist.plan.ops import Channel
-from simdist.plan.text import ranks_named
-from simdist.progress import ProgressBar
+from simdist.cli import common, inputs
+from simdist.engines.observers import WholeTrace
+from simdist.engines.run import run
+from simdist.errors import PlanError, ScenarioError, TraceError, naming
 from simdist.runs import run_directory
-from simdist.runs.building import price_of
-from simdist.scenario import Imported, Scenario
-from simdist.schedules import Schedule
-from simdist.settings.base import picked, plural
-from simdist.settings.units import format_seconds, format_share
-from simdist.studies.columns import PLAIN_SPEEDUP, PLAIN_STEP_TIME, SCHEDULE, Column
-from simdist.studies.facets import GradientsUsed
-from simdist.studies.held import find_held, with_links, without_links
+from simdist.runs.building import build, delays, live_of
+from simdist.scenario import Scenario
+from simdist.schedules import Schedule, settings_of_name
+from simdist.studies.comparison import find_label
+from simdist.studies.imported_facts import not_compared
 from simdist.studies.loading import loading_cost, no_data
-from simdist.studies.tables import table_text
-from simdist.traces.links import Held, link_in_words
-from simdist.traces.trace import Trace, late_shares
-from simdist.whatif.gains import Gain, Gains, find_gains
-from simdist.whatif.recording import measured_delays, only_steps, with_recording
-from simdist.whatif.slowdown import Slowdown, find_slowdown
-from simdist.whatif.verdict import Pattern, find_pattern, interval_text, spread_sentence, verdict_sentence
+from simdist.studies.proposals import few_schedules
+from simdist.traces.trace import Trace
+from simdist.traces.waiting import first_steps
+from simdist.whatif.answer import WhatifJob, WhatifOptions, answer_whatif, numbers_of
+from simdist.whatif.recording import as_recorded
 
-_Record: TypeAlias = dict[str, Any]
-
-_MOST_LINKS = 6  # lines of a table; JSON has all
-_REPLAY_ERROR = 0.01
-_SIMULATION_ERROR = 0.1
 _LINE_S = 30.0
 _OF_STRAGGLERS = ("which", "steps", "schedules", "n_runs", "block_steps", "seed", "cluster")
-
-_FOUND = (
-    "world_size",
-    "slowdown",
-    "lost_share",
-    "traced_s",
-    "replayed_s",
-    "explained_s",
-    "ideal_s",
-    "slowest_ranks",
-    "fixed_by_ranks",
-    "slowest_node",
-    "fixed_by_node",
-)
-_OF_GAIN = ("schedule", "step_s", "speedup", "is_sure", "problem", "engine")
-
-_RANK_COLUMNS = (
-    Column("rank", form=str),
-    Column("node", form=str),
-    SLOWDOWN,
-    LOST,
-    Column("slow steps", form="{:,}".format),
-)
-_NODE_COLUMNS = (Column("node", form=str), SLOWDOWN, LOST)
-_LINK_COLUMNS = (
-    Column("link"),
-    Column("held up", "held_s", form=format_seconds),
-    PLAIN_STEP_TIME,
-    PLAIN_SPEEDUP,
-)
-_GAIN_COLUMNS = (
-    SCHEDULE,
-    PLAIN_STEP_TIME,
-    PLAIN_SPEEDUP,
-    Column("95 %", "interval", form=str),
-)
+_MOST_VALUES = 150_000_000  # of operations x ranks in a trace: 3.6 GB
+_PROBED_STEPS = 64
 
 
 @click.command("whatif")
@@ -127,13 +77,10 @@ def command(session: common.Session, name: str, *, data: bool, knobs: bool, **gi
         job = read_job(session, name, options)
         is_compared = options.n_runs and not not_compared(job.scenario)
         others = schedules_to_compare(session, job, options.schedules) if is_compared else ()
-        found = _slowdown(job, bar)
-        links = _links(job)
-        compared = _gains(job, others, options, bar) if others else None
-    _warn(session, job, found, compared)
-    spread = find_pattern(found)
-    document = _document(job, found, spread, compared, options.cluster) | ({"links": links} if links else {})
-    session.result(document, _text(job, document, found, spread, compared))
+        found = answer_whatif(job, others, options, bar.update)
+    for warning in found.warnings():
+        session.say(f"warning: {warning}")
+    session.result(found.document(), found.text())
 
 
 def _show_loading(session: common.Session, name: str, schedule: str | None, *, turns_knobs: bool) -> None:
@@ -156,343 +103,164 @@ def _show_loading(session: common.Session, name: str, schedule: str | None, *, t
     session.result(document, "\n\n\n".join(each.text() for each in found))
 
 
-def _slowdown(job: WhatifJob, bar: ProgressBar) -> Slowdown:
-    ranks_per_node = job.scenario.cluster.gpus_per_node
-    progress = partial(bar.update, "replay")
-    with naming(str(job.run.path) if job.run else job.name):
-        return find_slowdown(job.trace, ranks_per_node=ranks_per_node, steps=job.steps, progress=progress)
+def read_job(session: common.Session, name: str, options: WhatifOptions) -> WhatifJob:
+    """Read what is looked at: a run directory, a directory with several, or a scenario, which is simulated.
 
-
-def _held(job: WhatifJob) -> tuple[Trace, Costs, Held]:
-    """Return the trace with what links did, its prices on the cluster that it is of, and what links held up."""
-    costs = price_of(job.trace.plan, job.run.scenario if job.run else job.scenario)
-    trace = with_links(job.run, job.trace, costs) if job.run and job.is_measured else job.trace
-    return trace, costs, find_held(trace, costs)
-
-
-def _links(job: WhatifJob) -> list[_Record]:
-    """Return what repairing each link would gain, most first.
-
-    Columns:
-        link (str): Link, such as `nic_out[3]`.
-        held_s (float): Time for which it held operations up, over all steps and ranks.
-        step_s (float): Step time of a replay without that.
-        speedup (float): Its speed-up.
+    Raises:
+        ScenarioError: There is no such job, or it has no such schedule or trace.
+        PlanError: It cannot be read, or is too large.
+        TraceError: The trace is damaged, or holds not one step.
     """
-    if not job.scenario.has_links:
-        return []
-    trace, _, held = _held(job)
-    replayed_s, repaired = without_links(trace, held)
-    n_steps = trace.plan.n_steps
-    records: list[_Record] = [
-        {
-            "link": name,
-            "held_s": held_s,
-            "step_s": repaired[name] / n_steps,
-            "speedup": replayed_s / repaired[name] if repaired[name] else 1.0,
-        }
-        for name, held_s in held.rank_seconds().items()
-        if held_s > 0
-    ]
-    return sorted(records, key=lambda record: -record["speedup"])
+    if Path(name).is_dir():
+        job = _from_directory(session, name, options)
+        return replace(job, scenario=inputs.with_links(job.scenario, options.cluster)) if options.cluster else job
+    if options.which:
+        raise ScenarioError(
+            f"{name}: --trace {options.which}: is a scenario, which has no traces; give a run directory"
+        )
+    scenario = inputs.read_scenario(session, name, is_compared=True)
+    if options.cluster:
+        scenario = inputs.with_links(scenario, options.cluster)
+    if options.seed is not None:
+        scenario = scenario.changed(seed=options.seed)
+    steps = _places(scenario, options.steps)
+    return _simulated(name, scenario, inputs.choose(scenario, options.schedule, where=name), steps)
 
 
-def _gains(job: WhatifJob, schedules: Sequence[Schedule], options: WhatifOptions, bar: ProgressBar) -> Gains:
-    """Compare schedules under what disturbed the job; a recording of that is needed only meanwhile."""
-    n_total = len(schedules) + 1
-    labels = [job.baseline.name, *(schedule.name for schedule in schedules)]
+def _places(scenario: Scenario, steps: range | None) -> range | None:
+    """Return the places of steps with some numbers.
 
-    def progress(label: str, done: int, total: int) -> None:
-        bar.update(label, labels.index(label) + done / total, n_total)
-
-    try:
-        with TemporaryDirectory(prefix="simdist-") as folder, naming(job.name):
-            return find_gains(
-                _disturbed(job, options, Path(folder)),
-                schedules,
-                baseline=job.baseline,
-                n_runs=options.n_runs,
-                block_steps=options.block_steps,
-                progress=progress,
-            )
-    except OSError as error:
-        raise RunError(f"no temporary directory: {error.strerror or error}; set TMPDIR") from None
+    Raises:
+        ScenarioError: No traced step has such a number.
+    """
+    if steps is None or not scenario.imported or not scenario.imported.steps:
+        return steps
+    numbers = numbers_of(scenario, as_recorded(scenario).steps)
+    places = range(bisect_left(numbers, steps.start), bisect_left(numbers, steps.stop))
+    if not places:
+        first = numbers[0]
+        raise ScenarioError(
+            f"--steps: no traced step is among them; the job was traced in its steps {scenario.imported.steps}: write "
+            f"e.g. {first}:{first + 1}"
+        )
+    return places
 
 
-def _disturbed(job: WhatifJob, options: WhatifOptions, folder: Path) -> Scenario:
-    """Return the scenario in which schedules are compared; that of a run replays what disturbed the run."""
-    if job.run is None:
-        return job.scenario
-    traced = range(job.trace.plan.n_steps)
-    chosen = traced[job.steps.start : job.steps.stop] if job.steps else traced
-    if job.is_measured:
-        trace, costs, held = _held(job)
-        timed = timing(trace)
-        undisturbed = Timing(timed.gaps_s, timed.durations_s - held.seconds)  # the scenario disturbs links itself
-        late_s = measured_delays(trace, undisturbed, costs)
+def _from_directory(session: common.Session, name: str, options: WhatifOptions) -> WhatifJob:
+    """Read the run that is looked at; the others tell which schedules to compare."""
+    runs = inputs.read_runs(name, None)
+    which = options.which
+    if options.schedule is not None:
+        chosen = inputs.read_runs(name, options.schedule)
     else:
-        late_s = dict(job.run.delays)
-    scenario = with_recording(job.scenario, only_steps(late_s, chosen), folder)
-    return scenario if options.seed is None else scenario.changed(seed=options.seed)
+        chosen = [run for run in runs if inputs.trace_file(run, which)] or runs
+    run = chosen[_baseline([each.scenario.schedules[0] for each in chosen])]
+    file = inputs.required_trace(run, which)
+    trace = run_directory.read_trace(file, plan=run.plan)
+    if file.name == run_directory.REAL:
+        run = run_directory.as_measured(run, trace)
+    trace = _finished(session, file, trace)
+    baseline = run.scenario.schedules[0]
+    others = {each.scenario.schedules[0].name: each.scenario.schedules[0] for each in runs}
+    others.pop(baseline.name)
+    return WhatifJob(name, run.scenario, baseline, tuple(others.values()), trace, run, options.steps)
 
 
-def _warn(session: common.Session, job: WhatifJob, found: Slowdown, compared: Gains | None) -> None:
-    """Tell where numbers that should be the same are not."""
-    traced = format_seconds(found.traced_s)
-    replayed = format_seconds(found.replayed_s)
-    if abs(found.replayed_s - found.traced_s) > _REPLAY_ERROR * found.traced_s:
-        session.say(
-            f"warning: {job.name}: the trace contradicts its plan: replayed {replayed} per step, traced {traced}"
-        )
-    if compared is None:
-        return
-    if compared.remark:
-        session.say(f"warning: {job.name}: {compared.remark}")
-    if not job.is_measured:
-        return
-    if abs(compared.baseline_step_s - found.traced_s) > _SIMULATION_ERROR * found.traced_s:
-        session.say(
-            f"warning: {job.name}: {compared.baseline} takes {traced} per step as measured, "
-            f"{format_seconds(compared.baseline_step_s)} as simulated: the speed-ups are those of the simulation; "
-            f"`simdist validate` shows which operations differ"
-        )
+def _finished(session: common.Session, file: Path, trace: Trace) -> Trace:
+    """Return the trace of the steps that all ranks have finished.
 
-
-def _document(job: WhatifJob, found: Slowdown, spread: Pattern, compared: Gains | None, cluster: str | None) -> _Record:
-    """Return all that was found; seconds are per step unless they are of one step.
-
-    Columns:
-        job (str): RUN or SCENARIO, as on the command line.
-        schedule (str): Label of the analysed schedule.
-        trace (str): Program that wrote the trace.
-        world_size (int): Ranks.
-        first_step (int): First analysed step.
-        steps (int): Number of analysed steps.
-        slowdown (float): `replayed_s` / `ideal_s`.
-        lost_share (float): Share of the time that stragglers cost.
-        traced_s (float): As in the trace.
-        replayed_s (float): Replayed with everything in the trace.
-        explained_s (float): Replayed without the time between operations.
-        ideal_s (float): Replayed with ideal durations.
-        pattern (object): "How a loss is spread".
-        kinds (list): "Cost of a kind of operation", most first.
-        channels (list): The same of each channel: `channel`, `slowdown`, `lost_s`.
-        ranks (list): "Cost of a rank".
-        nodes (list): The same of each node: `node`, `slowdown`, `lost_s`.
-        by_step (list): "The slowdown of a step", for every step.
-        slowest_ranks (list): The 3 % of the ranks (int) that cost most, at least one.
-        fixed_by_ranks (float or null): Share of the loss that vanishes if these ranks are ideal. `null` if nothing is
-            lost.
-        slowest_node (int): The node that costs most.
-        fixed_by_node (float or null): Share of the loss that vanishes if this node is ideal. `null` if nothing is lost.
-        stragglers (str): `pattern` in words.
-        cluster (str or null): Value of `--cluster`.
-        gains (object or null): "Gains of other schedules". `null` if none are compared.
-        verdict (str or null): The fastest schedule, or why there is none. `null` if none are compared.
-        links (list): Only where links misbehaved: "What repairing a link would gain", most first.
-        gradients_used (float): Only below 1: share of the batches that contribute to updates. Ranks that sit out or
-            arrive too late lose the rest.
-        imported (object or null): Of an imported scenario: `step_s` (float) and `error` (float) of the traced step and
-            its reproduction, `parts_s` (object) of the step, `lost` (object): "Shares of a step that are lost",
-            `without_named_s` (float) of the step, `left_out` (str) of the scenario, `verdict` (str).
-
-    Columns of ranks:
-        rank (int): Rank.
-        node (int): Its node.
-        slowdown (float): Slowdown if only this rank is as traced and all others are ideal.
-        lost_s (float): What it alone adds to the ideal.
-
-    Columns of by_step:
-        step (int): Step; of an imported job, as the profiler numbers it.
-        step_s (float): Its time.
-        ideal_s (float): Its ideal time.
-        slowdown (float or null): The ratio. `null` if the ideal is 0.
-        slowest_rank (int): The rank that alone costs this step most.
+    Raises:
+        TraceError: There are none.
     """
-    ranks = loss_records(found.rank_slowdowns, found.ideal_s)
-    nodes = loss_records(found.node_slowdowns, found.ideal_s)
-    return {
-        "job": job.name,
-        "schedule": job.baseline.name,
-        "trace": job.trace.source,
-        "first_step": job.numbers[found.first_step],
-        **picked(found, *_FOUND, steps="n_steps"),
-        "pattern": asdict(spread),
-        "kinds": [asdict(part) for part in found.kinds],
-        "channels": [{key: value for key, value in asdict(each).items() if key != "name"} for each in found.channels],
-        "ranks": [{"rank": n, "node": n // found.ranks_per_node} | each for n, each in enumerate(ranks)],
-        "nodes": [{"node": n} | each for n, each in enumerate(nodes)],
-        "by_step": [
-            {
-                "step": job.numbers[found.first_step + step],
-                "step_s": float(found.step_s[step]),
-                "ideal_s": float(found.ideal_step_s[step]),
-                "slowdown": float(found.step_slowdowns[step]),
-                "slowest_rank": int(found.rank_step_s[step].argmax()),
-            }
-            for step in range(found.n_steps)
-        ],
-        "stragglers": spread_sentence(found, spread, late_on=_late_on(job)),
-        "cluster": cluster,
-        "gains": _gains_document(compared) if compared else None,
-        "verdict": verdict_sentence(found, spread, compared) if compared else not_compared(job.scenario),
-        **({"gradients_used": used} if (used := job.trace.plan.gradients_used) < 1 else {}),
-        "imported": facts_record(job.scenario.imported) if job.scenario.imported else None,
-    }
+    missing = np.flatnonzero(~np.isfinite(trace.end_s).all(axis=1))
+    if not len(missing):
+        return trace
+    n_steps = int(np.searchsorted(trace.plan.first_instances(), missing[0], side="right")) - 1
+    if not n_steps:
+        raise TraceError(f"{file}: no step was finished on all ranks, so there is nothing to replay")
+    session.say(f"warning: {file}: only the first {n_steps} of {trace.plan.n_steps} steps were finished on all ranks")
+    return first_steps(trace, n_steps)
 
 
-def _late_on(job: WhatifJob) -> Channel | None:
-    """Return on what stragglers of an imported job are late: its delays may be played elsewhere."""
-    return (job.scenario.imported.late_on or None) if job.scenario.imported else None
+def _simulated(name: str, scenario: Scenario, chosen: Sequence[Schedule], steps: range | None) -> WhatifJob:
+    """Simulate the baseline of a scenario with the delays of its seed."""
+    baseline = chosen[_baseline(chosen)]
+    simulated = as_recorded(scenario)
+    if steps and steps.stop < simulated.steps:
+        simulated = simulated.changed(steps=max(1, steps.stop))
+    with naming(name):
+        _refuse_large(simulated, baseline)
+        built = build(simulated, baseline)
+        live = live_of(simulated, built.costs)
+        trace = run(built.plan, built.costs, delays(simulated), observe=WholeTrace(), live=live)
+    others = tuple(schedule for schedule in scenario.schedules if schedule is not baseline)
+    return WhatifJob(name, scenario, baseline, others, trace, None, steps)
 
 
-def _optional_columns(row: Gain) -> list[str]:
-    return ["gradients_used"] if row.gradients_used < 1 else []
-
-
-def _gains_document(compared: Gains) -> _Record:
-    """Return gains of other schedules as JSON.
-
-    Columns:
-        baseline (str): Label of the schedule that others are compared with.
-        baseline_step_s (float): Its step time, averaged over runs.
-        drawn (str): `recorded`: runs are assembled from a recording. `random`: every run draws its disturbances.
-            `fixed`: nothing is random.
-        runs (int): Runs of each schedule.
-        steps (int): Steps of each run of the baseline. Other schedules may run a few more to complete a period.
-        recorded_steps (int or null): Steps of the recording.
-        block_steps (int or null): Recorded steps that stay together.
-        rows (list): "The gain of a schedule", for the others.
-        fastest (str or null): The fastest of those that are faster on average.
-        best (str or null): The fastest of those that are surely faster.
-
-    Columns of rows:
-        schedule (str): Label.
-        step_s (float): Averaged over runs.
-        speedup (float): Speed-up over the baseline.
-        speedup_95 (list or null): `[low, high]`, its 95 % interval. For random disturbances, it contains 95 % of the
-            runs. For a recording, it is as certain as that many recorded steps allow. `null` without one.
-        is_sure (bool): The whole interval is above 1.
-        problem (str or null): Why there is no interval, if something is random.
-        engine (str): `fast` or `des`.
-        gradients_used (float): Only below 1: share of the batches that contribute to updates. Ranks that sit out or
-            arrive too late lose the rest.
-    """
-    best = compared.best
-    fastest = compared.fastest
-    return {
-        **picked(compared, "baseline", "baseline_step_s", "drawn", runs="n_runs", steps="n_steps"),
-        "recorded_steps": compared.recording.n_steps if compared.recording else None,
-        "block_steps": compared.recording.block_steps if compared.recording else None,
-        "rows": [picked(row, *_OF_GAIN, *_optional_columns(row), speedup_95="interval") for row in compared.rows],
-        "fastest": fastest.schedule if fastest else None,
-        "best": best.schedule if best else None,
-    }
-
-
-def _text(job: WhatifJob, document: _Record, found: Slowdown, spread: Pattern, compared: Gains | None) -> str:
-    """Return the analysis of a job, and what other schedules would gain."""
-    return "\n".join(
-        [
-            *_heading(job, found),
-            f"stragglers: {document['stragglers']}",
-            *_worst_link(document.get("links", []), found),
-            *_fixed(found),
-            losses.slow_steps_line(found.step_slowdowns),
-            *_named(job.scenario.imported),
-            "",
-            losses.ALONE,
-            "",
-            losses.kinds_text(document["kinds"]),
-            "",
-            _ranks_text(found, document["ranks"]),
-            *_nodes_text(found, document["nodes"]),
-            *_links_text(document.get("links", [])),
-            "",
-            slowest_text("steps", STEP_COLUMNS, document["by_step"]),
-            *(_gains_text(compared, document["gains"]["rows"]) if compared else ()),
-            *([f"\n{facts_text(job.scenario.imported)}"] if job.scenario.imported else ()),
-            *([document["verdict"]] if document["verdict"] else ()),
-        ]
-    )
-
-
-def _heading(job: WhatifJob, found: Slowdown) -> Iterator[str]:
-    first, last = (job.numbers[place] for place in (found.first_step, found.first_step + found.n_steps - 1))
-    steps = f"{found.n_steps:,} steps" if found.n_steps == job.trace.plan.n_steps else f"steps {first} to {last}"
-    yield f"{job.baseline.name}: {found.world_size:,} ranks, {steps}; {job.trace.source}"
-    yield losses.slowdown_line(found.slowdown, found.replayed_s, found.ideal_s)
-    used = GradientsUsed.of(job.trace.plan, late_shares(job.trace))
-    yield from (f"{text}." for text in used.sentences(job.baseline.name))
-    unexplained_s = found.replayed_s - found.explained_s
-    if unexplained_s > losses.ROUNDING_S:
-        explained = format_seconds(found.explained_s)
-        traced = format_seconds(found.traced_s)
-        yield (
-            f"replayed {explained} per step, traced {traced}: {format_share(unexplained_s / found.replayed_s)} is in "
-            f"no operation of the plan; it is kept where it was, as `between operations`"
+def _refuse_large(scenario: Scenario, schedule: Schedule) -> None:
+    """Refuse what memory would not hold, before it is simulated; the first steps tell how large the others are."""
+    first = min(scenario.steps, _PROBED_STEPS)
+    plan = build(scenario.changed(steps=first), schedule).plan
+    n_values = plan.n_instances * plan.world_size * scenario.steps // first
+    if n_values > _MOST_VALUES:
+        raise PlanError(
+            f"{n_values:,} operations on all ranks are more than {_MOST_VALUES:,}, what memory holds: look at fewer "
+            f"steps, e.g. --steps 0:{max(1, scenario.steps * _MOST_VALUES // n_values)}"
         )
 
 
-def _named(facts: Imported | None) -> Iterator[str]:
-    """Say what is lost to what the import names, as the import does."""
-    if facts:
-        yield f"as imported, {lost_text(facts.lost, facts.without_named_s)}"
+def _baseline(schedules: Sequence[Schedule]) -> int:
+    return find_label([(each.name, each.kind) for each in schedules], None) or 0
 
 
-def _fixed(found: Slowdown) -> Iterator[str]:
-    if found.fixed_by_ranks is None:
-        return
-    gone = format_share(found.fixed_by_ranks)
-    text = f"with {ranks_named(found.slowest_ranks)} as fast as is typical, {gone} of the loss"
-    if found.fixed_by_node is not None and len(found.node_slowdowns) > 1 and found.ranks_per_node > 1:
-        text += f"; with node {found.slowest_node}, {format_share(found.fixed_by_node)}"
-    yield f"would be gone: {text}"
+def schedules_to_compare(session: common.Session, job: WhatifJob, wanted: str | None) -> tuple[Schedule, ...]:
+    """Return the schedules to compare with the job's own.
+
+    Args:
+        session: This run of the command line.
+        job: The job under analysis.
+        wanted: Labels separated by commas, or a scenario file; None: the others that came with the job or, if there are
+            none, a few built-in ones.
+
+    Raises:
+        ScenarioError: One is neither a file nor a label, or does not fit the cluster.
+    """
+    if wanted is None:
+        found = job.others or few_schedules(job.scenario)
+        if not found:
+            session.say(f"warning: {job.name}: no other schedule fits it, so there is nothing to compare with")
+        return found
+    if common.is_file(wanted):
+        fitting = job.scenario.changed(schedules=inputs.read_scenario(session, wanted).schedules).schedules
+        return tuple(schedule for schedule in fitting if schedule.name != job.baseline.name)
+    known = {schedule.name: schedule for schedule in (*job.others, *few_schedules(job.scenario))}
+    return tuple(_labelled(job, known, label) for label in _split(wanted, known))
 
 
-def _ranks_text(found: Slowdown, ranks: Sequence[_Record]) -> str:
-    slow_steps = (found.rank_step_slowdowns > losses.SLOW).sum(axis=0).tolist()
-    records = [rank | {"slow steps": n_steps} for rank, n_steps in zip(ranks, slow_steps, strict=True)]
-    return slowest_text("ranks", _RANK_COLUMNS, records)
+def _split(wanted: str, known: dict[str, Schedule]) -> list[str]:
+    """Split at commas, of which labels may have some themselves: each label is the longest that is one."""
+    labels: list[str] = []
+    parts = wanted.split(",")
+    while parts:
+        lengths = (n for n in range(len(parts), 0, -1) if _is_label(",".join(parts[:n]), known))
+        n_parts = next(lengths, 1)
+        labels.append(",".join(parts[:n_parts]))
+        del parts[:n_parts]
+    return labels
 
 
-def _nodes_text(found: Slowdown, nodes: Sequence[_Record]) -> Iterator[str]:
-    if len(nodes) > 1 and found.ranks_per_node > 1:
-        yield ""
-        yield slowest_text("nodes", _NODE_COLUMNS, nodes)
+def _is_label(text: str, known: dict[str, Schedule]) -> bool:
+    try:
+        return text in known or bool(settings_of_name(text))
+    except ValueError:
+        return False
 
 
-def _worst_link(records: Sequence[_Record], found: Slowdown) -> Iterator[str]:
-    for worst in records[:1]:
-        step = format_seconds(found.replayed_s)
-        without = format_seconds(worst["step_s"])
-        yield f"links: {link_in_words(worst['link'])} held ranks up: {without} per step without that, {step} with it"
-
-
-def _links_text(records: Sequence[_Record]) -> Iterator[str]:
-    if records:
-        shown = [record | {"link": link_in_words(record["link"])} for record in records[:_MOST_LINKS]]
-        yield ""
-        yield table_text("links: held up, seconds of all ranks; a step without that", _LINK_COLUMNS, shown)
-
-
-def _gains_text(compared: Gains, rows: Sequence[_Record]) -> Iterator[str]:
-    base = {"schedule": compared.baseline, "step_s": compared.baseline_step_s, "speedup": 1.0}
-    records = [row | {"interval": interval_text(gain)} for row, gain in zip(rows, compared.rows, strict=True)]
-    yield ""
-    yield table_text("schedules", _GAIN_COLUMNS, [base, *records])
-    yield _runs_text(compared)
-    for row in compared.rows:
-        yield from (f"{text}." for text in GradientsUsed(row.gradients_used).sentences(row.schedule))
-    yield from dict.fromkeys(f"no interval: {row.problem}" for row in compared.rows if row.problem)
-
-
-def _runs_text(compared: Gains) -> str:
-    n_runs = f"{compared.n_runs:,} {plural(compared.n_runs, 'run')}"
-    runs = f"{n_runs} of {compared.n_steps:,} steps or a few more, in whole periods"
-    if recording := compared.recording:
-        blocks = f"blocks of {recording.block_steps} of {recording.n_steps:,} recorded steps"
-        return f"{runs}, put together from {blocks}; 95 %: what that many recorded steps leave open"
-    if compared.drawn == "random":
-        return f"{runs}, disturbed by other draws; 95 % of the runs lie in the interval"
-    return f"one run of {compared.n_steps:,} steps: nothing is random"
+def _labelled(job: WhatifJob, known: dict[str, Schedule], label: str) -> Schedule:
+    if label in known:
+        return known[label]
+    if not _is_label(label, known):
+        raise ScenarioError(
+            f"--schedules {label!r}: is no file, and no label of a schedule, such as {', '.join(known) or 'local-8'}"
+        )
+    return job.scenario.changed(schedules=[label]).schedules[0]

@@ -24,10 +24,10 @@ def plain_ring_s(workload: Workload, cluster: Cluster) -> float:
     speed = float(cluster.device_speed().min())
     links_Bps = []
     if n > cluster.n_domains:
-        n_links = cluster.gpus_per_node - 1 if cluster.mesh else 1
+        n_links = cluster.gpus_per_node - 1 if cluster.topology.mesh else 1
         links_Bps.append(LinkCost.of(cluster.fabric, n_parallel=n_links).capacity_Bps)
     if cluster.n_domains > 1:
-        n_nics = cluster.nics_per_node * cluster.nodes_per_domain
+        n_nics = cluster.topology.nics_per_node * cluster.topology.nodes_per_domain
         links_Bps.append(LinkCost.of(cluster.network, n_parallel=n_nics).capacity_Bps)
     ring_s = 2 * (n - 1) / n * workload.nbytes / min(links_Bps, default=math.inf)
     return linear_s(workload, cluster) + max(0.0, ring_s - ComputeCost(workload, cluster).backward_s / speed)

@@ -100,9 +100,9 @@ def resources_of(plan: Plan, cluster: Cluster) -> Resources:
         cluster.gpus_per_node,
         n_servers,
         n_storage_servers,
-        nodes_per_domain=cluster.nodes_per_domain,
-        railed=cluster.rails,
-        machines_per_leaf=cluster.leaf.nodes if cluster.leaf else 0,
+        nodes_per_domain=cluster.topology.nodes_per_domain,
+        railed=cluster.topology.rails,
+        machines_per_leaf=cluster.topology.leaf.nodes if cluster.topology.leaf else 0,
     )
 
 
@@ -133,17 +133,17 @@ class _Pricing:
             resources.n_servers,
             resources.n_storage_servers,
             _fabric_cost(cluster),
-            LinkCost.of(cluster.network, n_parallel=cluster.nics_per_node),
-            switched=cluster.oversubscription > 1 or resources.switch in disturbed or resources.switch in shares,
-            bridged=math.isfinite(cluster.host_bridge_Bps),
-            overhead_s=cluster.collective_overhead_s,
-            host_Bps=cluster.host_reduction_Bps,
+            LinkCost.of(cluster.network, n_parallel=cluster.topology.nics_per_node),
+            switched=cluster.topology.oversubscription > 1 or resources.switch in (*disturbed, *shares),
+            bridged=math.isfinite(cluster.topology.host_bridge_Bps),
+            overhead_s=cluster.collectives.overhead_s,
+            host_Bps=cluster.host.reduction_Bps,
             host=_host_cost(cluster),
-            nodes_per_domain=cluster.nodes_per_domain,
+            nodes_per_domain=cluster.topology.nodes_per_domain,
             railed=resources.railed,
             machines_per_leaf=resources.machines_per_leaf,
-            mesh=cluster.mesh,
-            spine_s=cluster.leaf.latency_s if cluster.leaf else 0.0,
+            mesh=cluster.topology.mesh,
+            spine_s=cluster.topology.leaf.latency_s if cluster.topology.leaf else 0.0,
         )
         self._undisturbed_Bps = self._capacity_Bps()
         self.capacity_Bps = self._undisturbed_Bps.copy()
@@ -173,11 +173,11 @@ class _Pricing:
         capacity_Bps[: 2 * topology.world_size] = min(topology.fabric.capacity_Bps, topology.host_Bps)
         capacity_Bps[topology.nic_out(machines)] = topology.network.capacity_Bps
         capacity_Bps[topology.nic_in(machines)] = topology.network.capacity_Bps
-        capacity_Bps[topology.bridge_up(nodes)] = self._cluster.host_bridge_Bps
-        capacity_Bps[topology.bridge_down(nodes)] = self._cluster.host_bridge_Bps
+        capacity_Bps[topology.bridge_up(nodes)] = self._cluster.topology.host_bridge_Bps
+        capacity_Bps[topology.bridge_down(nodes)] = self._cluster.topology.host_bridge_Bps
         if topology.switched:
             network_Bps = topology.network.capacity_Bps * topology.n_machines
-            capacity_Bps[topology.switch] = network_Bps / self._cluster.oversubscription
+            capacity_Bps[topology.switch] = network_Bps / self._cluster.topology.oversubscription
         if storage:
             capacity_Bps[topology.storage_server(nodes)] = storage.bandwidth_Bps
             capacity_Bps[topology.storage_client(nodes)] = storage.client_bandwidth_Bps
@@ -188,13 +188,13 @@ class _Pricing:
             capacity_Bps[topology.disk_operations(nodes)] = disk.operations_per_s
         if memory := self._cluster.memory:
             capacity_Bps[topology.memory(nodes)] = memory.bandwidth_Bps
-        if self._cluster.cores_per_node:
-            capacity_Bps[topology.cores(nodes)] = self._cluster.cores_per_node
+        if self._cluster.host.cores_per_node:
+            capacity_Bps[topology.cores(nodes)] = self._cluster.host.cores_per_node
         ranks = np.arange(topology.world_size)
         if topology.railed:
             of_gpu_Bps = topology.network.capacity_Bps / topology.ranks_per_node
             capacity_Bps[topology.rail_out(ranks)] = capacity_Bps[topology.rail_in(ranks)] = of_gpu_Bps
-        if leaf := self._cluster.leaf:
+        if leaf := self._cluster.topology.leaf:
             leaves = np.arange(topology.n_leaves)
             capacity_Bps[topology.leaf_up(leaves)] = capacity_Bps[topology.leaf_down(leaves)] = leaf.uplinks_Bps
         capacity_Bps[topology.readers(ranks)] = capacity_Bps[topology.decoders(ranks)] = 1.0
@@ -203,7 +203,7 @@ class _Pricing:
     def cost(self, op: ops.Op) -> OpCost:
         cost = self._cost(op)
         host = self._cluster.host
-        if host is None or not isinstance(cost, Local) or isinstance(op, ops.Enter | ops.Delay | ops.Tick):
+        if not host.is_charged or not isinstance(cost, Local) or isinstance(op, ops.Enter | ops.Delay | ops.Tick):
             return cost
         return Local(cost.seconds + self._cluster.ranks_per_core * host.handover_s)
 
@@ -278,7 +278,7 @@ class _Pricing:
         if math.isfinite(self.topology.host_Bps):
             transfers = [self._with_copies(transfer, op, nbytes) for transfer in transfers]
         shared = Shared.of(op.group, transfers, self.capacity_Bps)
-        if not (self._cluster.chunkwise and self._cluster.library == "gloo"):
+        if not (self._cluster.collectives.chunkwise and self._cluster.collectives.library == "gloo"):
             return shared
         from simdist.cost.algorithms.gloo import segments
 
@@ -384,17 +384,18 @@ class _Pricing:
 
 def _fabric_cost(cluster: Cluster) -> LinkCost:
     """Return the link inside a node. If CPU cores move bytes, ranks share the cores."""
-    link = LinkCost.of(cluster.fabric, n_parallel=max(1, cluster.gpus_per_node - 1) if cluster.mesh else 1)
-    if cluster.host is None or link.table is not None:
+    link = LinkCost.of(cluster.fabric, n_parallel=max(1, cluster.gpus_per_node - 1) if cluster.topology.mesh else 1)
+    if not cluster.host.is_charged or link.table is not None:
         return link
     return replace(link, capacity_Bps=link.capacity_Bps / cluster.ranks_per_core)
 
 
 def _host_cost(cluster: Cluster) -> HostCost | None:
-    if cluster.host is None:
+    host = cluster.host
+    if not host.is_charged:
         return None
-    n_ranks = cluster.world_size if cluster.shares_cores else cluster.gpus_per_node
-    return HostCost(cluster.host, cluster.cores_per_node or math.inf, n_ranks, cluster.shares_cores)
+    n_ranks = cluster.world_size if host.shares_cores else cluster.gpus_per_node
+    return HostCost(host, host.cores_per_node or math.inf, n_ranks, host.shares_cores)
 
 
 def _n_servers(plan: Plan) -> int:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from simdist.cost.costs import Resources, Stage, Transfer
 from simdist.cost.routes import Load, Order, Routes, Wiring, routes_of
 from simdist.plan.ops import Collective
-from simdist.scenario.cluster import HostWork
+from simdist.scenario.cluster import ClusterHost
 from simdist.scenario.link import Link
 
 
@@ -155,7 +155,7 @@ class HostCost:
         shared: Whether all nodes are on one machine.
     """
 
-    settings: HostWork
+    settings: ClusterHost
     n_cores: float
     n_ranks: int
     shared: bool

@@ -119,7 +119,7 @@ class EventRun:
         if self._actors and segmented:
             raise UnsupportedError(
                 f"{_text(segmented[0])}: its members end one by one, which actors cannot disturb: set "
-                f"cluster.chunkwise: false"
+                f"cluster.collectives.chunkwise: false"
             )
         progress = self._report(number)
         with rare_collections():

@@ -107,5 +107,5 @@ def training_plan(scenario: Scenario, schedule: Schedule, task: TaskSetting) -> 
     if (dtype := "/".join(dict.fromkeys(dtype for *_, dtype in task.tensors))) not in ITEM_NBYTES:
         raise ScenarioError(f"{task.name}: parameters are {dtype}: a plan has one type, of {', '.join(ITEM_NBYTES)}")
     workload = unchecked_copy(workload, dtype=dtype)  # float64, too, which scenarios do not have
-    only_learns = {"data": None, "checkpoint": None, "disturbances": (), "background": (), "input": InputSettings()}
+    only_learns = {"checkpoint": None, "disturbances": (), "background": (), "input": InputSettings()}
     return build(unchecked_copy(scenario, workload=workload, **only_learns), schedule).plan

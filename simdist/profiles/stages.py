@@ -51,6 +51,7 @@ from simdist.scenario import (
     Tensor,
     Workload,
 )
+from simdist.scenario.cluster import ClusterCollectives
 from simdist.scenario.facts import Lost
 from simdist.schedules import Schedule, Sync
 from simdist.settings.units import format_seconds
@@ -412,8 +413,8 @@ def _cluster(timed: TimedJob, options: ImportOptions) -> tuple[Cluster, Links | 
     device = {"name": next((each.device_name for each in job.profiles if each.device_name), "")}
     backend = next((each.backend for each in job.profiles if each.backend), "")
     is_gloo = "gloo" in backend or (not backend and job.profiles[0].device == "cpu")
-    library = "gloo" if is_gloo else "nccl"
-    bare = Cluster(**shape, fabric=Link.ideal(), network=Link.ideal(), library=library, device=device)
+    library = ClusterCollectives(library="gloo" if is_gloo else "nccl")
+    bare = Cluster(**shape, fabric=Link.ideal(), network=Link.ideal(), collectives=library, device=device)
     kinds = SHARDED if isinstance(timed.model, ShardedModel) else AVERAGED
     usual = fabric_of_gpus(job.profiles)
     links = derive_links(_of_links(timed), bare, kinds=kinds, given=options.fabric, usual=usual)

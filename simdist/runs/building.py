@@ -82,7 +82,7 @@ def job(scenario: Scenario) -> Job:
     cluster = scenario.cluster
     workload = scenario.workload
     path = scenario.input
-    policy = scenario.data.policy if scenario.data else "naive"
+    policy = path.data.policy if path.data else "naive"
     return Job(
         world_size=cluster.world_size,
         ranks_per_node=cluster.gpus_per_node,
@@ -109,7 +109,7 @@ def dataset(scenario: Scenario) -> Dataset | None:
     """Return the data set in storage, if there is one."""
     cluster = scenario.cluster
     workload = scenario.workload
-    data = scenario.data
+    data = scenario.input.data
     if data is None or scenario.input.source != "storage":
         return None
     return Dataset(
@@ -220,7 +220,7 @@ def delay_sampler(scenario: Scenario, seeds: Sequence[int]) -> DelaySampler:
 def _known(disturbance: Interference, scenario: Scenario) -> Interference:
     """Return the scenario with the share that a step of one machine loses."""
     lost = lost_share(scenario, disturbance)
-    return disturbance.model_copy(update={"lost": lost, "machine_rate_per_s": None, "typical": False})
+    return disturbance.model_copy(update={"lost": lost, "machine_samples_per_s": None, "typical": False})
 
 
 def lost_share(scenario: Scenario, disturbance: Interference) -> float:
@@ -236,18 +236,18 @@ def lost_share(scenario: Scenario, disturbance: Interference) -> float:
     """
     if disturbance.typical:
         return _typical_lost(scenario)
-    if disturbance.machine_rate_per_s is None:
+    if disturbance.machine_samples_per_s is None:
         return disturbance.lost or 0.0
     schedule = next((each for each in scenario.schedules if isinstance(each, Sync)), Sync())
     cluster = unchecked_copy(scenario.cluster, nodes=1, slow_devices=())
     settings = tuple((name, value) for name, value in cluster if name != "uncertain")  # which is not hashable
     step_s = _one_machine_s(settings, scenario.workload, scenario.host, schedule)
-    measured_s = cluster.world_size * scenario.workload.samples_per_step / disturbance.machine_rate_per_s
+    measured_s = cluster.world_size * scenario.workload.samples_per_step / disturbance.machine_samples_per_s
     lost = max(0.0, measured_s - step_s) / float(compute_s(scenario.workload, cluster)[0])
     if lost > 1:
         simulated = f"{cluster.world_size * scenario.workload.samples_per_step / step_s:g}"
         raise ScenarioError(
-            f"{scenario.name}: machine_rate {disturbance.machine_rate_per_s:g} samples/s is far less than what "
+            f"{scenario.name}: machine_samples_per_s {disturbance.machine_samples_per_s:g} is far less than what "
             f"the machine does when simulated, {simulated}: write the rate of all {cluster.world_size} GPUs of one "
             f"machine together"
         )

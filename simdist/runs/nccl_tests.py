@@ -60,6 +60,7 @@ _NOT_MEASURED = "N/A"
 _N_HALVINGS = 50
 _NEAR = 4  # sizes that the range of a number is told by, as a factor on the size that tells the number
 _LEAST_OFF = 0.01  # least distance of the ends of a range from the value, as a share
+_OVERHEAD = "collectives.overhead"
 _MOST_OFF = 0.5
 _USUAL_OVERHEAD_S = 2.5e-6  # of a collective, as in the presets: kernels back to back
 _MEASURE = "several tables of nccl-tests, each with more iterations (-n)"
@@ -285,7 +286,7 @@ def simulated_s(cluster: Cluster, op: str, nbytes: int) -> float:
 
 def _pair(cluster: Cluster) -> Group:
     """Return pairs of GPUs with the network between them, or the fabric in one domain."""
-    stride = cluster.gpus_per_node * cluster.nodes_per_domain if cluster.n_domains > 1 else 1
+    stride = cluster.gpus_per_node * cluster.topology.nodes_per_domain if cluster.n_domains > 1 else 1
     if cluster.world_size % (2 * stride):
         of = "domains of GPUs" if cluster.n_domains > 1 else "GPUs"
         raise ScenarioError(
@@ -316,10 +317,10 @@ def fitted(table: NcclTable, cluster: Cluster) -> tuple[Cluster, list[str]]:
         size = format_nbytes(table.rows[-1][0])
         notes.append(f"{where}.efficiency stays {link.efficiency:g}: {size} does not depend on it alone")
     best = told or cluster
-    path = "network.latency" if where == "network" else "collective_overhead"
+    path = "network.latency" if where == "network" else _OVERHEAD
     if table.one_process:
         notes.append(f"{path} stays: the smallest size tells the launches of one process")
-        notes.append("launch is of one process for all GPUs: set it to 0 s for a process per GPU")
+        notes.append("collectives.launch is of one process for all GPUs: set it to 0 s for a process per GPU")
         return best, notes
     told = _told(table, best, path, row=0, fast=0.0, slow=_MOST_LATENCY_S)
     if told is None:
@@ -359,8 +360,8 @@ def _range(path: str, value: float, missed: float) -> dict[str, Range]:
 
 
 def _with_number(cluster: Cluster, path: str, value: float) -> Cluster:
-    if path == "collective_overhead":
-        return cluster.model_copy(update={"collective_overhead_s": value})
+    if path == _OVERHEAD:
+        return cluster.model_copy(update={"collectives": {"overhead_s": value}})
     where, _, key = path.partition(".")
     link: Link = getattr(cluster, where)
     attribute = {"efficiency": "efficiency", "latency": "latency_s"}[key]
@@ -382,10 +383,10 @@ def _with_table(table: NcclTable, cluster: Cluster, where: str) -> Cluster:
         points.append(TablePoint(nbytes=nbytes, time_s=longest_s))
     ranges = {path: each for path, each in cluster.uncertain.items() if not path.startswith(f"{where}.")}
     if cluster.uncertain and not ranges:
-        ends = {"from": "0 s", "to": format_seconds(2 * max(cluster.collective_overhead_s, _USUAL_OVERHEAD_S), 4)}
+        ends = {"from": "0 s", "to": format_seconds(2 * max(cluster.collectives.overhead_s, _USUAL_OVERHEAD_S), 4)}
         source = f"{CALIBRATED}: messages do not tell it: from none to twice the given or the usual one"
         measure = "all_reduce_perf of nccl-tests"
-        ranges["collective_overhead"] = Range.model_validate({**ends, "source": source, "measure": measure})
+        ranges[_OVERHEAD] = Range.model_validate({**ends, "source": source, "measure": measure})
     return cluster.model_copy(update={where: Link(table=tuple(points)), "uncertain": ranges})
 
 
@@ -416,4 +417,5 @@ def with_launches(table: NcclTable, cluster: Cluster) -> Cluster:
     if not table.one_process or table.op == "sendrecv":
         return cluster
     n_gpus = table.gpus_per_node or cluster.gpus_per_node
-    return cluster.model_copy(update={"launch_s": float(f"{table.rows[0][1] / n_gpus:.3g}")})
+    launch_s = float(f"{table.rows[0][1] / n_gpus:.3g}")
+    return cluster.model_copy(update={"collectives": {"launch_s": launch_s}})

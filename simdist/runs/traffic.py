@@ -112,4 +112,4 @@ def _uplinks(ends: Sequence[tuple[LinkKind, int]], resources: Resources) -> list
 
 def _is_switched(scenario: Scenario) -> bool:
     disturbed = (disturbance.link == "switch" for _, disturbance in _disturbances(scenario))
-    return scenario.cluster.oversubscription > 1 or any(disturbed)
+    return scenario.cluster.topology.oversubscription > 1 or any(disturbed)

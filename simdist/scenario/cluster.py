@@ -1,8 +1,8 @@
 """The machines: nodes, GPUs, the links inside and between nodes, and storage."""
 
 import math
-from collections.abc import Iterator
-from typing import Annotated, Literal, Self, TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from simdist.plan.group import MAX_WORLD_SIZE
 from simdist.scenario.effects import WITHOUT_DATA, Uses
 from simdist.scenario.link import Link
 from simdist.scenario.uncertain import Range, check_ranges
-from simdist.settings.base import Fault, Settings, refuse
+from simdist.settings.base import Fault, Settings, SettingsGroup, refuse
 from simdist.settings.precision import Peak
 from simdist.settings.units import (
     BytesPerSecond,
@@ -131,6 +131,8 @@ class Storage(Settings):
         source: Where the numbers are from.
     """
 
+    moved: ClassVar[Mapping[str, str]] = {"operations": "operations_per_s"}
+
     latency_s: Seconds
     bandwidth_Bps: BytesPerSecond
     servers: Annotated[Whole, Field(ge=1, le=_MAX_STORAGE_SERVERS, exclude_if=lambda servers: servers == 1)] = 1
@@ -145,7 +147,7 @@ class Storage(Settings):
     def unused(self, uses: Uses) -> Iterator[str]:
         """Yield a sentence for each setting without effect."""
         if uses.source == "storage" and not uses.has_data:
-            of_files = {"open_s": "open", "operations_per_s": "operations", "request_nbytes": "request_size"}
+            of_files = {"open_s": "open", "operations_per_s": "operations_per_s", "request_nbytes": "request_size"}
             of_files |= {"client_requests": "client_requests", "batch_s": "batch"}
             keys = [key for name, key in of_files.items() if name in self.model_fields_set]
             yield from (f"cluster.storage.{key} {WITHOUT_DATA}" for key in keys)
@@ -166,6 +168,8 @@ class Disk(Settings):
         source: Where the numbers are from.
     """
 
+    moved: ClassVar[Mapping[str, str]] = {"operations": "operations_per_s"}
+
     read_Bps: BytesPerSecond
     write_Bps: BytesPerSecond
     latency_s: Seconds = 0.0
@@ -184,7 +188,7 @@ class Disk(Settings):
             per_s = f"{1 / self.latency_s:.4g}"
             yield (
                 f"cluster.disk.latency of {format_seconds(self.latency_s)} is that of a hard disk, which does {per_s} "
-                f"files per second, and operations are unlimited: write operations: {per_s}"
+                f"files per second, and operations_per_s is unlimited: write operations_per_s: {per_s}"
             )
         yield from _too_small("disk", self.capacity_nbytes, "file", uses.file_nbytes)
 
@@ -219,10 +223,15 @@ def _too_small(level: str, capacity_nbytes: int | None, what: str, least_nbytes:
         yield f"cluster.{level} has no effect: its capacity of {format_nbytes(capacity_nbytes)} holds no {what}"
 
 
-class HostWork(Settings):
-    """What communication takes of a node's CPU cores, where ranks move their data themselves, as with gloo.
+class ClusterHost(SettingsGroup):
+    """The CPU cores of a node, and what communication takes of them if ranks move their data themselves, as with gloo.
 
     Args:
+        cores_per_node: CPU cores for decoding samples and for communication, shared by the ranks of a node; unlimited
+            if absent.
+        shares_cores: Whether all nodes are containers of one machine, and share its `cores_per_node`.
+        reduction_Bps: Bytes per second that the process of a rank moves and adds up, if its collectives run on the CPU
+            (MPI, gloo): all messages pass it, and buffers are copied at `device.host_bandwidth`; unlimited for GPUs.
         copy_Bps: Bytes per second at which one core passes over a buffer: scales it, adds it up, or copies it.
         collective_s: Seconds of a core that every member of a collective takes besides.
         handover_s: Seconds of a core that every operation takes before it begins: a thread has to wake up. All ranks
@@ -230,10 +239,18 @@ class HostWork(Settings):
         source: Where the numbers are from.
     """
 
-    copy_Bps: BytesPerSecond = math.inf
-    collective_s: Seconds = 0.0
-    handover_s: Seconds = 0.0
-    source: str = ""
+    cores_per_node: Count | None = None
+    shares_cores: Annotated[bool, Field(exclude_if=lambda shares: not shares)] = False
+    reduction_Bps: Annotated[BytesPerSecond, Field(exclude_if=math.isinf)] = math.inf
+    copy_Bps: Annotated[BytesPerSecond, Field(exclude_if=math.isinf)] = math.inf
+    collective_s: Annotated[Seconds, Field(exclude_if=lambda seconds: not seconds)] = 0.0
+    handover_s: Annotated[Seconds, Field(exclude_if=lambda seconds: not seconds)] = 0.0
+    source: Annotated[str, Field(exclude_if=lambda text: not text)] = ""
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether communication takes time of CPU cores. The line of `fabric` is then of ranks with a core each."""
+        return math.isfinite(self.copy_Bps) or self.collective_s > 0 or self.handover_s > 0
 
 
 class Leaf(Settings):
@@ -259,6 +276,67 @@ class Leaf(Settings):
         return self.uplinks * self.bandwidth_Bps * self.efficiency
 
 
+class ClusterTopology(SettingsGroup):
+    """How GPUs and machines are wired.
+
+    Args:
+        mesh: Whether `fabric` is the link to each other GPU of the node, as in an MI300X, and not that to a switch.
+        nodes_per_domain: Machines whose GPUs the fabric joins: 18 of 4 GPUs in a GB200 NVL72. Consecutive nodes share a
+            domain. Fewer nodes than that are one domain.
+        nics_per_node: NICs that the GPUs of a node share evenly.
+        rails: Whether each GPU sends over its own share of the NICs, as where the i-th GPUs of all nodes have a switch
+            of their own; if not, all NICs of a node carry what one of its GPUs sends.
+        leaf: Leaf switches, if the network has them. If not, one switch joins all nodes.
+        oversubscription: Sum of the NICs' bandwidth over what the switch carries, 1 or more.
+        host_bridge_Bps: Bytes per second and direction of the PCIe host bridge that a node's GPUs hang below, for what
+            they send one another and the NIC; unlimited if absent.
+    """
+
+    mesh: Annotated[bool, Field(exclude_if=lambda mesh: not mesh)] = False
+    nodes_per_domain: Annotated[Count, Field(exclude_if=lambda count: count == 1)] = 1
+    nics_per_node: Count = 1
+    rails: Annotated[bool, Field(exclude_if=lambda rails: not rails)] = False
+    leaf: Annotated[Leaf | None, Field(exclude_if=lambda leaf: leaf is None)] = None
+    oversubscription: Annotated[Factor, Field(ge=1)] = 1.0
+    host_bridge_Bps: BytesPerSecond = math.inf
+
+
+class ClusterCollectives(SettingsGroup):
+    """The library that performs collectives, and its own time.
+
+    Args:
+        library: Whose choice of algorithm `auto` is; `nccl_simple` is NCCL where it has its protocol Simple only.
+        nccl_version: Version of NCCL, such as "2.26", where its tuner or its launches make a difference; the newest if
+            absent.
+        transport: Kind of the network, for the errors of published rows. If absent, it follows from latency and
+            rendezvous of `network`. Over `slingshot`, NCCL does not use LL128.
+        in_switch_reduction: Whether the switches of the fabric reduce (NVSwitch from Hopper on), and NCCL lets them.
+        chunkwise: With gloo, members of a ring begin when they come and end when their own segments are through;
+            without, they begin with the last and end together.
+        overhead_s: Seconds that a collective takes besides its messages: launch, and waking up its members.
+        launch_s: Seconds in which the thread of a process that drives all GPUs of a node launches a collective on one
+            of them (`all_reduce_perf -g 8`); 0 with a process for each GPU.
+    """
+
+    library: Library = "nccl"
+    nccl_version: Annotated[
+        str | None, Field(pattern=r"^2\.\d{1,2}(\.\d{1,2})?$", exclude_if=lambda version: version is None)
+    ] = None
+    transport: Annotated[Transport | None, Field(exclude_if=lambda transport: transport is None)] = None
+    in_switch_reduction: bool = False
+    chunkwise: bool = False
+    overhead_s: Seconds = 0.0
+    launch_s: Annotated[Seconds, Field(exclude_if=lambda seconds: not seconds)] = 0.0
+
+    @property
+    def nccl_release(self) -> tuple[int, int] | None:
+        """Major and minor number of NCCL's version, if it is stated."""
+        if self.nccl_version is None:
+            return None
+        major, minor = self.nccl_version.split(".")[:2]
+        return int(major), int(minor)
+
+
 class Cluster(Settings):
     """`nodes` machines with `gpus_per_node` GPUs each; consecutive ranks share a node.
 
@@ -268,42 +346,37 @@ class Cluster(Settings):
         nodes: Machines, 1 or more.
         gpus_per_node: GPUs, and so ranks, of a machine.
         fabric: Link of one GPU to the others of its node, or of its domain.
-        mesh: Whether `fabric` is the link to each other GPU of the node, as in an MI300X, and not that to a switch.
-        nodes_per_domain: Machines whose GPUs the fabric joins: 18 of 4 GPUs in a GB200 NVL72. Consecutive nodes share a
-            domain. Fewer nodes than that are one domain.
         network: Link of one NIC to the switch.
-        nics_per_node: NICs that the GPUs of a node share evenly.
-        rails: Whether each GPU sends over its own share of the NICs, as where the i-th GPUs of all nodes have a switch
-            of their own; if not, all NICs of a node carry what one of its GPUs sends.
-        leaf: Leaf switches, if the network has them. If not, one switch joins all nodes.
-        launch_s: Seconds in which the thread of a process that drives all GPUs of a node launches a collective on one
-            of them (`all_reduce_perf -g 8`); 0 with a process for each GPU.
-        collective_overhead_s: Seconds that a collective takes besides its messages: launch, and waking up its members.
-        host_bridge_Bps: Bytes per second and direction of the PCIe host bridge that a node's GPUs hang below, for what
-            they send one another and the NIC; unlimited if absent.
-        host_reduction_Bps: Bytes per second that the process of a rank moves and adds up, if its collectives run on the
-            CPU (MPI, gloo): all messages pass it, and buffers are copied at `device.host_bandwidth`; absent for GPUs.
-        oversubscription: Sum of the NICs' bandwidth over what the switch carries, 1 or more.
-        in_switch_reduction: Whether the switches of the fabric reduce (NVSwitch from Hopper on), and NCCL lets them.
-        nccl_version: Version of NCCL, such as "2.26", where its tuner or its launches make a difference; the newest if
-            absent.
-        transport: Kind of the network, for the errors of published rows. If absent, it follows from latency and
-            rendezvous of `network`. Over `slingshot`, NCCL does not use LL128.
-        chunkwise: With gloo, members of a ring begin when they come and end when their own segments are through;
-            without, they begin with the last and end together.
-        library: Whose choice of algorithm `auto` is; `nccl_simple` is NCCL where it has its protocol Simple only.
+        topology: How GPUs and machines are wired.
+        collectives: The library that performs collectives.
         device: Every GPU.
         slow_devices: GPUs that differ in speed; where several name a rank, their factors multiply.
         storage: The file server, if there is one.
         disk: The local disk of every node, if it is used.
         memory: The memory of every node, if samples are kept there.
-        host: What communication takes of CPU cores; nothing, if absent. With it, the line of `fabric` is that of ranks
-            which have a core to themselves.
-        cores_per_node: CPU cores for decoding samples and for `host`, shared by the ranks of a node; unlimited if
-            absent.
-        shares_cores: Whether all nodes are containers of one machine, and share its `cores_per_node`.
+        host: The CPU cores of every node.
         uncertain: Ranges of numbers that nobody measured, by path, such as `network.efficiency`.
     """
+
+    moved: ClassVar[Mapping[str, str]] = {
+        "mesh": "topology.mesh",
+        "nodes_per_domain": "topology.nodes_per_domain",
+        "nics_per_node": "topology.nics_per_node",
+        "rails": "topology.rails",
+        "leaf": "topology.leaf",
+        "oversubscription": "topology.oversubscription",
+        "host_bridge": "topology.host_bridge",
+        "library": "collectives.library",
+        "nccl_version": "collectives.nccl_version",
+        "transport": "collectives.transport",
+        "in_switch_reduction": "collectives.in_switch_reduction",
+        "chunkwise": "collectives.chunkwise",
+        "collective_overhead": "collectives.overhead",
+        "launch": "collectives.launch",
+        "cores_per_node": "host.cores_per_node",
+        "shares_cores": "host.shares_cores",
+        "host_reduction": "host.reduction",
+    }
 
     name: str = ""
     source: str = ""
@@ -311,31 +384,14 @@ class Cluster(Settings):
     gpus_per_node: Count
     fabric: Link = Field(examples=["ideal"])
     network: Link = Field(examples=["ideal"])
-    mesh: Annotated[bool, Field(exclude_if=lambda mesh: not mesh)] = False
-    nodes_per_domain: Annotated[Count, Field(exclude_if=lambda count: count == 1)] = 1
-    nics_per_node: Count = 1
-    rails: Annotated[bool, Field(exclude_if=lambda rails: not rails)] = False
-    leaf: Annotated[Leaf | None, Field(exclude_if=lambda leaf: leaf is None)] = None
-    host_bridge_Bps: BytesPerSecond = math.inf
-    host_reduction_Bps: BytesPerSecond = math.inf
-    oversubscription: Annotated[Factor, Field(ge=1)] = 1.0
-    in_switch_reduction: bool = False
-    library: Library = "nccl"
-    nccl_version: Annotated[
-        str | None, Field(pattern=r"^2\.\d{1,2}(\.\d{1,2})?$", exclude_if=lambda version: version is None)
-    ] = None
-    transport: Annotated[Transport | None, Field(exclude_if=lambda transport: transport is None)] = None
-    chunkwise: bool = False
-    collective_overhead_s: Seconds = 0.0
-    launch_s: Annotated[Seconds, Field(exclude_if=lambda seconds: not seconds)] = 0.0
+    topology: ClusterTopology = ClusterTopology()
+    collectives: ClusterCollectives = ClusterCollectives()
     device: Device = Device()
     slow_devices: tuple[DeviceOverride, ...] = ()
     storage: Storage | None = None
     disk: Disk | None = None
     memory: HostMemory | None = None
-    host: HostWork | None = None
-    cores_per_node: Count | None = None
-    shares_cores: bool = False
+    host: Annotated[ClusterHost, Field(exclude_if=lambda host: host == ClusterHost())] = ClusterHost()
     uncertain: dict[str, Range] = Field(default_factory=dict, exclude_if=lambda ranges: not ranges)
 
     @model_validator(mode="after")
@@ -350,18 +406,10 @@ class Cluster(Settings):
         return self.nodes * self.gpus_per_node
 
     @property
-    def nccl_release(self) -> tuple[int, int] | None:
-        """Major and minor number of NCCL's version, if it is stated."""
-        if self.nccl_version is None:
-            return None
-        major, minor = self.nccl_version.split(".")[:2]
-        return int(major), int(minor)
-
-    @property
     def likely_transport(self) -> Transport:
         """Kind of the network. Only EFA has a rendezvous in clusters that do not state their transport."""
-        if self.transport is not None:
-            return self.transport
+        if self.collectives.transport is not None:
+            return self.collectives.transport
         if self.network.rendezvous_s:
             return "efa"
         return "rdma" if self.network.latency_s < _OF_RDMA_S else "tcp"
@@ -369,13 +417,13 @@ class Cluster(Settings):
     @property
     def n_domains(self) -> int:
         """Number of groups of nodes whose GPUs the fabric joins."""
-        return -(-self.nodes // self.nodes_per_domain)
+        return -(-self.nodes // self.topology.nodes_per_domain)
 
     @property
     def ranks_per_core(self) -> float:
         """How many ranks share a core when all of a machine work, 1 or more."""
-        n_ranks = self.world_size if self.shares_cores else self.gpus_per_node
-        return max(1.0, n_ranks / (self.cores_per_node or math.inf))
+        n_ranks = self.world_size if self.host.shares_cores else self.gpus_per_node
+        return max(1.0, n_ranks / (self.host.cores_per_node or math.inf))
 
     def device_speed(self) -> NDArray[np.float64]:
         """Return the factor on the speed of compute of every rank, shape `[world_size]`."""
@@ -387,11 +435,11 @@ class Cluster(Settings):
     def unused(self, uses: Uses) -> Iterator[str]:
         """Yield a sentence for each setting without effect."""
         written = self.model_fields_set
-        if "cores_per_node" in written and not self.host:
+        if "cores_per_node" in self.host.model_fields_set and not self.host.is_charged:
             if not uses.has_data:
-                yield f"cluster.cores_per_node {WITHOUT_DATA}"
+                yield f"cluster.host.cores_per_node {WITHOUT_DATA}"
             elif uses.policies and not uses.decodes:
-                yield "cluster.cores_per_node has no effect: workload.decode is 0"
+                yield "cluster.host.cores_per_node has no effect: workload.decode is 0"
         parts = {"storage": self.storage, "disk": self.disk, "memory": self.memory}
         for key, part in parts.items():
             if part is not None and key in written:
@@ -407,25 +455,31 @@ class Cluster(Settings):
         yield from self._unused_in_collectives()
 
     def _unused_links(self, uses: Uses) -> Iterator[str]:
-        if self.oversubscription != 1 and not uses.nics:
-            yield f"cluster.oversubscription has no effect: {uses.one_domain} sends nothing through a switch"
-        if self.rails and (self.gpus_per_node == 1 or not uses.nics):
-            yield "cluster.rails has no effect: the GPUs of a node share no NICs"
-        if self.leaf and self.nodes <= self.leaf.nodes:
-            yield f"cluster.leaf has no effect: {self.nodes} nodes are below one leaf of {self.leaf.nodes}"
-        if self.nics_per_node > _MOST_NICS * self.gpus_per_node:
-            per_gpu = self.nics_per_node / self.gpus_per_node
+        topology = self.topology
+        if topology.oversubscription != 1 and not uses.nics:
+            reason = f"{uses.one_domain} sends nothing through a switch"
+            yield f"cluster.topology.oversubscription has no effect: {reason}"
+        if topology.rails and (self.gpus_per_node == 1 or not uses.nics):
+            yield "cluster.topology.rails has no effect: the GPUs of a node share no NICs"
+        if topology.leaf and self.nodes <= topology.leaf.nodes:
+            reason = f"{self.nodes} nodes are below one leaf of {topology.leaf.nodes}"
+            yield f"cluster.topology.leaf has no effect: {reason}"
+        if topology.nics_per_node > _MOST_NICS * self.gpus_per_node:
+            per_gpu = topology.nics_per_node / self.gpus_per_node
             found = f"gives a GPU {per_gpu:g} NICs, more than its PCIe carries: state those that it has"
-            yield f"cluster.nics_per_node {found}"
+            yield f"cluster.topology.nics_per_node {found}"
 
     def _unused_in_collectives(self) -> Iterator[str]:
-        is_gloo = self.library == "gloo"
-        if self.in_switch_reduction and (is_gloo or (self.device.compute_capability or 0) < 9):
-            yield "cluster.in_switch_reduction has no effect: it is NCCL's with device.compute_capability 9.0 or more"
-        if self.host and not is_gloo:
-            yield f"cluster.host is what gloo takes of CPU cores, and is charged though library is {self.library}"
-        if self.chunkwise and not is_gloo:
-            yield f"cluster.chunkwise has no effect: it models rings of gloo only, and library is {self.library}"
+        library = self.collectives.library
+        capability = self.device.compute_capability or 0
+        if self.collectives.in_switch_reduction and (library == "gloo" or capability < 9):
+            reason = "it is NCCL's with device.compute_capability 9.0 or more"
+            yield f"cluster.collectives.in_switch_reduction has no effect: {reason}"
+        if self.host.is_charged and library != "gloo":
+            yield f"cluster.host is what gloo takes of CPU cores, and is charged though library is {library}"
+        if self.collectives.chunkwise and library != "gloo":
+            reason = f"it models rings of gloo only, and library is {library}"
+            yield f"cluster.collectives.chunkwise has no effect: {reason}"
 
     def _faults(self) -> list[Fault]:
         if self.world_size > MAX_WORLD_SIZE:
@@ -445,39 +499,41 @@ class Cluster(Settings):
 
     def _leaf_faults(self) -> Iterator[Fault]:
         """Yield what is wrong with the leaf switches."""
-        if self.leaf is None:
+        leaf = self.topology.leaf
+        if leaf is None:
             return
-        if self.oversubscription > 1:
+        if self.topology.oversubscription > 1:
             text = "is that of one switch: with leaf, write uplinks and bandwidth of a leaf instead"
-            yield ("oversubscription",), f"{self.oversubscription:g} {text}"
-        if math.isinf(self.leaf.bandwidth_Bps):
-            yield ("leaf", "bandwidth"), "unlimited uplinks limit nothing: write a rate, or remove leaf"
-        if self.leaf.nodes % self.nodes_per_domain:
+            yield ("topology", "oversubscription"), f"{self.topology.oversubscription:g} {text}"
+        if math.isinf(leaf.bandwidth_Bps):
+            yield ("topology", "leaf", "bandwidth"), "unlimited uplinks limit nothing: write a rate, or remove leaf"
+        if leaf.nodes % self.topology.nodes_per_domain:
             yield (
-                ("leaf", "nodes"),
-                f"{self.leaf.nodes} nodes per leaf cut domains of {self.nodes_per_domain} nodes: write a multiple",
+                ("topology", "leaf", "nodes"),
+                f"{leaf.nodes} nodes per leaf cut domains of {self.topology.nodes_per_domain} nodes: write a multiple",
             )
 
     def _domain_faults(self) -> Iterator[Fault]:
         """Yield what is wrong with the GPUs that the fabric joins."""
-        n_gpus = self.gpus_per_node * min(self.nodes, self.nodes_per_domain)
+        joined = self.topology.nodes_per_domain
+        n_gpus = self.gpus_per_node * min(self.nodes, joined)
         if self.device.compute_capability and self.gpus_per_node > _MAX_GPUS_OF_HOST:
             yield (
                 ("gpus_per_node",),
                 f"{self.gpus_per_node} GPUs: no machine joins more than {_MAX_GPUS_OF_HOST} by NVLink. A GB200 NVL72 "
                 f"is 18 machines of 4 GPUs in one NVLink domain: write {{preset: gb200-nvl72, nodes: 18}} for a rack, "
-                f"or gpus_per_node: 4, nodes_per_domain: 18",
+                f"or gpus_per_node: 4, topology: {{nodes_per_domain: 18}}",
             )
-        elif self.mesh and self.nodes_per_domain > 1:
-            yield (("mesh",), "a mesh of links joins the GPUs of one node: remove mesh, or nodes_per_domain")
-        elif self.nodes > self.nodes_per_domain and self.nodes % self.nodes_per_domain:
+        elif self.topology.mesh and joined > 1:
+            yield (("topology", "mesh"), "a mesh of links joins the GPUs of one node: remove mesh, or nodes_per_domain")
+        elif self.nodes > joined and self.nodes % joined:
             yield (
                 ("nodes",),
-                f"{self.nodes} nodes are no whole number of domains of {self.nodes_per_domain} nodes: write a "
-                f"multiple, or at most {self.nodes_per_domain}",
+                f"{self.nodes} nodes are no whole number of domains of {joined} nodes: write a "
+                f"multiple, or at most {joined}",
             )
-        elif self.device.compute_capability and self.nodes_per_domain > 1 and n_gpus > _MAX_GPUS_OF_DOMAIN:
+        elif self.device.compute_capability and joined > 1 and n_gpus > _MAX_GPUS_OF_DOMAIN:
             yield (
-                ("nodes_per_domain",),
+                ("topology", "nodes_per_domain"),
                 f"{n_gpus} GPUs in a domain: no times of more than {_MAX_GPUS_OF_DOMAIN} are published: write fewer",
             )

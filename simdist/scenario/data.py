@@ -187,9 +187,9 @@ class DataSettings(Settings):
     def unused(self, uses: Uses) -> Iterator[str]:
         """Yield a sentence for each setting without effect."""
         if not uses.policies:
-            yield f"data {uses.nothing_is_read}"
+            yield f"input.data {uses.nothing_is_read}"
             return
         if self.start == "warm":
-            yield from (f"data.start {reason}" for reason in uses.unkept("files"))
+            yield from (f"input.data.start {reason}" for reason in uses.unkept("files"))
         if self.seed and self.shuffle == "none" and not isinstance(self.file_nbytes, Lognormal):
-            yield "data.seed has no effect: nothing of the data set is random"
+            yield "input.data.seed has no effect: nothing of the data set is random"

@@ -9,10 +9,10 @@ of an entry point of group `simdist.disturbances`.
 """
 
 import abc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, Protocol, Self, TypeAlias, get_args
+from typing import Annotated, ClassVar, Literal, Protocol, Self, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -474,23 +474,25 @@ class Interference(_Disturbance):
         lost: Share, if it is known.
         typical: The share is the median of published machines with GPUs of this generation, in the workload's
             precision.
-        machine_rate_per_s: Measured samples per second of one machine, all its GPUs training synchronously; what the
+        machine_samples_per_s: Measured samples per second of one machine, all its GPUs training synchronously; what the
             simulated machine does without this disturbance tells `lost`, see `simdist.runs.building.lost_share`.
         noise: Share of the loss that is the longest of exponential delays; the rest is constant.
     """
 
+    moved: ClassVar[Mapping[str, str]] = {"machine_rate": "machine_samples_per_s"}
+
     kind: Literal["interference"] = "interference"
     on: Channel = "compute"
     lost: Fraction | None = None
-    machine_rate_per_s: Annotated[PerSecond, Field(gt=0, allow_inf_nan=False)] | None = None
+    machine_samples_per_s: Annotated[PerSecond, Field(gt=0, allow_inf_nan=False)] | None = None
     typical: Annotated[bool, Field(exclude_if=lambda typical: not typical)] = False
     noise: Fraction = 0.5
 
     @model_validator(mode="after")
     def _one(self) -> Self:
-        n_given = (self.lost is not None) + (self.machine_rate_per_s is not None) + self.typical
+        n_given = (self.lost is not None) + (self.machine_samples_per_s is not None) + self.typical
         if n_given != 1:
-            hint = "write either lost, e.g. 5%, or machine_rate, samples per second of one machine, or typical: true"
+            hint = "write either lost, e.g. 5%, or machine_samples_per_s, or typical: true"
             refuse("Interference", [(("lost",), hint)])
         return self
 

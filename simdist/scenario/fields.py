@@ -11,7 +11,18 @@ from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 
 from simdist.scenario import strict_yaml
 from simdist.scenario.strict_yaml import Path, path_text
-from simdist.settings.base import FromFile, Settings, bare_numbers, nearest, plain, refuse, shown, unchecked_copy
+from simdist.settings.base import (
+    IS_NOW,
+    FromFile,
+    Settings,
+    bare_numbers,
+    nearest,
+    new_path,
+    plain,
+    refuse,
+    shown,
+    unchecked_copy,
+)
 from simdist.settings.units import SI, Unit
 
 _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+|\[\d+\])*", re.ASCII)
@@ -199,6 +210,8 @@ def _is_settings(here: object) -> TypeGuard[BaseModel | type[BaseModel]]:
 def _attribute(model: type[BaseModel], key: str | int, above: Path) -> str:
     """Return the attribute that a key in a file means."""
     keys = {field.alias or name: name for name, field in model.model_fields.items()}
+    if key not in keys and issubclass(model, Settings) and (path := new_path(model, key)):
+        raise ValueError(f"{path_text((*above, key))} {IS_NOW}{path_text((*above, *path.split('.')))}")
     if key not in keys:
         where = f"in {path_text(above)}" if above else f"in a {model.__name__.lower()}"
         raise ValueError(f"there is no key {shown(key)} {where}: {nearest(key, keys)}")

@@ -16,7 +16,7 @@ from simdist.scenario import strict_yaml
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.strict_yaml import Document, Problem, path_text
 from simdist.scenario.workload import Workload
-from simdist.settings.base import FromFile, Settings, shown
+from simdist.settings.base import IS_NOW, FromFile, Settings, shown
 
 Part: TypeAlias = Literal["cluster", "workload"]
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -55,14 +55,8 @@ def dump_cluster(cluster: Cluster) -> str:
     gpus_per_node: 4
     fabric: ideal
     network: ideal
-    nics_per_node: 1
-    host_bridge: unlimited
-    host_reduction: unlimited
-    oversubscription: 1.0
-    in_switch_reduction: false
-    library: nccl
-    chunkwise: false
-    collective_overhead: 0 s
+    topology: {nics_per_node: 1, oversubscription: 1.0, host_bridge: unlimited}
+    collectives: {library: nccl, in_switch_reduction: false, chunkwise: false, overhead: 0 s}
     device:
       name: ''
       memory_bandwidth: unlimited
@@ -70,7 +64,6 @@ def dump_cluster(cluster: Cluster) -> str:
       peak: {}
       speed: 1.0
     slow_devices: []
-    shares_cores: false
     """
     return strict_yaml.dump(cluster.model_dump(mode="json"))
 
@@ -161,15 +154,26 @@ def problems_of(error: ValidationError, document: Document, *, below: strict_yam
     problems = []
     for details in error.errors(include_url=False, include_context=False, include_input=False):
         place, path = document.locate((*below, *details["loc"]))
-        problems.append(Problem(place.line, path, details["msg"]))
+        problems.append(Problem(place.line, path, in_full(path, details["msg"])))
     return problems
+
+
+def in_full(path: strict_yaml.Path, message: str) -> str:
+    """Return the message about the value at a path, with the whole new path if an old key is the problem."""
+    if not message.startswith(IS_NOW):
+        return message
+    return IS_NOW + path_text((*path[:-1], *message.removeprefix(IS_NOW).split(".")))
 
 
 def scenario_error(name: str, problems: Iterable[Problem]) -> ScenarioError:
     """Return one error for all problems of a file, a line each, from top to bottom."""
+    problems = list(problems)
     lines = [_line(name, problem) for problem in sorted(problems, key=lambda problem: problem.line)]
     hidden = len(lines) - _MAX_LINES
-    return ScenarioError("\n".join(lines[:_MAX_LINES] + ([f"{name}: and {hidden} more"] if hidden > 0 else [])))
+    lines = lines[:_MAX_LINES] + ([f"{name}: and {hidden} more"] if hidden > 0 else [])
+    if not name.startswith("<") and any(problem.message.startswith(IS_NOW) for problem in problems):
+        lines.append(f"{name}: simdist init --from {name} -o {name} converts the file")
+    return ScenarioError("\n".join(lines))
 
 
 def _line(name: str, problem: Problem) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path as FilePath
-from typing import Annotated, Any, Literal, Self, TypeAlias, overload
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, overload
 
 from pydantic import (
     BeforeValidator,
@@ -26,14 +26,14 @@ from simdist.scenario.disturbances import Disturbance, Interference, Recorded, U
 from simdist.scenario.effects import WITHOUT_DATA, Source, Uses
 from simdist.scenario.facts import Imported
 from simdist.scenario.links import FLOW_KINDS, LINK_KINDS, Flows, LinkDisturbance
-from simdist.scenario.loading import SettingsT, read_text, validated
+from simdist.scenario.loading import SettingsT, in_full, read_text, validated
 from simdist.scenario.strict_yaml import path_text
 from simdist.scenario.uncertain import Range, check_ranges
 from simdist.scenario.workload import Workload, other_batch_fault
 from simdist.schedules import KINDS as SCHEDULE_KINDS
 from simdist.schedules import GradientSchedule, Schedule, settings_of_name
 from simdist.schedules.job import Job, Policy, Shape, uses_disk, uses_memory
-from simdist.settings.base import Fault, Settings, choose, folder_of, refuse, shown, unchecked_copy
+from simdist.settings.base import Fault, Settings, SettingsGroup, choose, folder_of, refuse, shown, unchecked_copy
 from simdist.settings.units import EpochSteps, StepsOrTime, Whole, parse_seconds
 
 _MOST_SHOWN = 8  # schedules in a `repr`
@@ -80,8 +80,8 @@ class Host(Settings):
         return self.waits_for == "update" or self.run_ahead_steps != 0
 
 
+_BASES = {"preset", "file"}
 _OF_DATALOADER = ("num_workers", "workers", "prefetch_factor")
-_OF_INPUT = ("data", "prefetch", "readers", "decode_workers")  # settings of schedules
 
 
 class InputSettings(Settings):
@@ -94,6 +94,7 @@ class InputSettings(Settings):
         prefetch: Batches that are read ahead from storage.
         readers: Files of a data set that a rank reads at the same time.
         decode_workers: Samples that a rank decodes at the same time.
+        data: Data set read from storage, sample by sample; absent: a batch is one request.
     """
 
     source: Source = "device"
@@ -101,6 +102,7 @@ class InputSettings(Settings):
     prefetch: Annotated[Whole, Field(ge=1)] = 2
     readers: Annotated[Whole, Field(ge=1)] = 8
     decode_workers: Annotated[Whole, Field(ge=1)] = 1
+    data: DataSettings | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -122,6 +124,8 @@ class InputSettings(Settings):
             yield f"input.readers {WITHOUT_DATA}"
         if not uses.has_data and self.decode_workers != 1:
             yield f"input.decode_workers {WITHOUT_DATA}"
+        if self.data is not None:
+            yield from self.data.unused(uses)
 
 
 #: A scenario, a mapping with its keys, the name of its file, or of one that ships; `load` takes them all.
@@ -142,9 +146,17 @@ def _forget_base(settings: SettingsT, value: object) -> SettingsT:
     """Count as written only what the user wrote, not what a preset or another file says."""
     if isinstance(value, str):
         value = {"preset": value}
-    if isinstance(value, dict) and ("preset" in value or "file" in value):
-        settings.model_fields_set.intersection_update(value)
+    if isinstance(value, dict) and not _BASES.isdisjoint(value):
+        _forget_others(settings, value)
     return settings
+
+
+def _forget_others(settings: Settings, written: Mapping[str, object]) -> None:
+    settings.model_fields_set.intersection_update(written)
+    for name, value in settings:
+        if isinstance(value, SettingsGroup):
+            own = written.get(name)
+            _forget_others(value, own if isinstance(own, Mapping) else {})
 
 
 def _choose_disturbance(value: object, info: ValidationInfo) -> Disturbance | LinkDisturbance:
@@ -183,21 +195,24 @@ def _choose_schedule(value: object, info: ValidationInfo) -> Schedule:
     if workload:
         has_rows = any(tensor.rows for tensor in workload.tensors)
         problems = [*problems, *schedule.workload_problems(workload.optimizer, has_rows=has_rows)]
-    if cluster and "data" in info.data:
-        problems = [*problems, *_data_problems(schedule, info.data["data"], cluster)]
     fields = type(schedule).model_fields
-    refuse("Schedule", (((fields[field].alias or field,), message) for field, message in problems))
+    faults: list[Fault] = [((fields[field].alias or field,), message) for field, message in problems]
+    if cluster and "input" in info.data:
+        of_input = _input_problems(schedule, info.data["input"].data, cluster)
+        faults += [(("input", key), message) for key, message in of_input]
+    refuse("Schedule", faults)
     return schedule
 
 
-def _data_problems(schedule: Schedule, data: DataSettings | None, cluster: Cluster) -> Iterator[tuple[str, str]]:
+def _input_problems(schedule: Schedule, data: DataSettings | None, cluster: Cluster) -> Iterator[tuple[str, str]]:
     """Yield what a schedule asks of the input that the scenario does not have."""
-    for field in ("data", "readers", "decode_workers"):
-        if data is None and field in schedule.model_fields_set and schedule.model_dump()[field] is not None:
-            yield field, "there is no data set to read: write data: {samples: ..., file_size: ...} in the scenario"
-    policy = schedule.data or (data.policy if data else None)
+    own = schedule.input
+    for key, value in {"policy": own.policy, "readers": own.readers, "decode_workers": own.decode_workers}.items():
+        if data is None and value is not None:
+            yield key, "there is no data set to read: write input.data: {samples: ..., file_size: ...} in the scenario"
+    policy = own.policy or (data.policy if data else None)
     if policy and (fault := _policy_fault(policy, cluster)):
-        yield "data", fault
+        yield "policy", fault
 
 
 def _policy_fault(policy: Policy, cluster: Cluster) -> str | None:
@@ -211,14 +226,15 @@ def _policy_fault(policy: Policy, cluster: Cluster) -> str | None:
 def _count_epochs(value: object, info: ValidationInfo) -> object:
     """Read `3 epochs` as so many steps of the data set; count those of a scenario that is changed again."""
     if isinstance(value, EpochSteps):
-        return EpochSteps.of(value.n_epochs, steps_per_epoch=_steps_per_epoch(info)) if info.data.get("data") else value
+        return EpochSteps.of(value.n_epochs, steps_per_epoch=_steps_per_epoch(info)) if _data_of(info) else value
     words = value.split() if isinstance(value, str) else []
     if len(words) != 2 or words[1] not in ("epoch", "epochs"):
         return value
     if not words[0].isdecimal():
         raise ValueError(f"{shown(value)} is not a whole number of epochs: write e.g. 2 epochs")
-    if info.data.get("data", value) is None:
-        raise ValueError(f"{shown(value)}: how many samples are there? Write data: {{samples: ..., file_size: ...}}")
+    if "input" in info.data and _data_of(info) is None:
+        hint = "Write input.data: {samples: ..., file_size: ...}"
+        raise ValueError(f"{shown(value)}: how many samples are there? {hint}")
     if not int(words[0]):
         raise ValueError(f"{shown(value)}: write 1 epoch or more")
     return EpochSteps.of(int(words[0]), steps_per_epoch=_steps_per_epoch(info))
@@ -261,9 +277,16 @@ def _count_epochs_between(value: object, info: ValidationInfo) -> object:
         raise AssertionError from None
 
 
+def _data_of(info: ValidationInfo) -> DataSettings | None:
+    """Return the data set of a scenario whose input has been validated."""
+    found: InputSettings | None = info.data.get("input")
+    return found.data if found else None
+
+
 def _steps_per_epoch(info: ValidationInfo) -> int:
     """Return the steps of an epoch, or 1 if one of the settings that tell is wrong: it has an error of its own."""
-    data, cluster, workload = (info.data.get(name) for name in ("data", "cluster", "workload"))
+    data = _data_of(info)
+    cluster, workload = (info.data.get(name) for name in ("cluster", "workload"))
     return data.n_samples // (workload.samples_per_step * cluster.world_size) if data and cluster and workload else 1
 
 
@@ -274,12 +297,11 @@ class Scenario(Settings):
         name: For people; the name of the file if absent.
         cluster: In a file also the name of a preset, or `preset: NAME` or `file: NAME` with keys that override it.
         workload: Likewise.
-        data: Data set read from storage, sample by sample; absent: a batch is one request.
+        input: How a batch reaches the GPU.
         steps: Simulated training steps, 1 or more; with a data set also `3 epochs`.
         train_for: Length of the whole job, which is not simulated: steps, a time, or with a data set epochs.
         seed: Of all random numbers.
         host: How far the CPU runs ahead.
-        input: How a batch reaches the GPU.
         checkpoint: Files that ranks write every so many steps; absent: none.
         disturbances: Delays of ranks, which add up, and links that misbehave, whose shares multiply.
         background: Flows of other jobs over the same links.
@@ -289,17 +311,18 @@ class Scenario(Settings):
         doubts: Reasons to doubt its numbers, a sentence each; every command that reads the scenario repeats them.
     """
 
+    moved: ClassVar[Mapping[str, str]] = {"data": "input.data"}
+
     name: str = "scenario"
     cluster: Annotated[Cluster, WrapValidator(_expand_cluster)]
     workload: Annotated[Workload, WrapValidator(_expand_workload)]
-    data: DataSettings | None = None
+    input: InputSettings = InputSettings()
     steps: Annotated[Whole, WrapValidator(_keep_epochs), Field(ge=1, le=MAX_STEPS, examples=[1000])]
     train_for: Annotated[
         StepsOrTime | None, BeforeValidator(_count_epochs), Field(exclude_if=lambda length: length is None)
     ] = None
     seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
     host: Host = Host()
-    input: InputSettings = InputSettings()
     checkpoint: Annotated[CheckpointSettings | None, BeforeValidator(_count_epochs_between)] = None
     disturbances: tuple[
         Annotated[SerializeAsAny[Disturbance | LinkDisturbance], BeforeValidator(_choose_disturbance)], ...
@@ -400,22 +423,30 @@ class Scenario(Settings):
         return bool(self.background) or any(isinstance(each, LinkDisturbance) for each in self.disturbances)
 
     @property
+    def policies(self) -> frozenset[Policy]:
+        """Policies by which the schedules read the data set; none if nothing reads it."""
+        data = self.input.data
+        if data is None or self.input.source != "storage":
+            return frozenset()
+        return frozenset(schedule.input.policy or data.policy for schedule in self.schedules)
+
+    @property
     def uses(self) -> Uses:
         """What it uses, which decides the settings that have an effect."""
-        is_read = self.data is not None and self.input.source == "storage"
+        data = self.input.data
         saves_to = self.checkpoint.to if self.checkpoint else None
         servers_apart = any(each.model_dump().get("apart") for each in self.schedules)
         reads_storage = "storage" in (self.input.source, saves_to)
         return Uses(
             n_steps=self.steps,
             source=self.input.source,
-            has_data=self.data is not None,
-            policies=frozenset(each.data or self.data.policy for each in self.schedules if self.data and is_read),
+            has_data=data is not None,
+            policies=self.policies,
             saves_to=saves_to,
             nics=self.cluster.n_domains > 1 or servers_apart or reads_storage,
             n_nodes=self.cluster.nodes,
             hides_pauses=self.host.hides_pauses,
-            file_nbytes=self.data.least_nbytes if self.data else 0,
+            file_nbytes=data.least_nbytes if data else 0,
             sample_nbytes=self.workload.sample_nbytes,
             decodes=self.workload.decode_s > 0,
         )
@@ -423,7 +454,7 @@ class Scenario(Settings):
     def unused(self) -> Iterator[str]:
         """Yield a sentence for each setting that has no effect."""
         uses = self.uses
-        for part in (self.host, self.input, self.data, self.checkpoint, self.cluster, self.workload):
+        for part in (self.host, self.input, self.checkpoint, self.cluster, self.workload):
             if part is not None:
                 yield from part.unused(uses)
         yield from self._unused_between(uses)
@@ -437,20 +468,21 @@ class Scenario(Settings):
     def _unused_between(self, uses: Uses) -> Iterator[str]:
         """Yield a sentence for each setting of one part that has no effect because of another part."""
         cluster = self.cluster
-        if self.data and uses.policies:
-            if "policy" in self.data.model_fields_set and all(schedule.data for schedule in self.schedules):
-                yield "data.policy has no effect: every schedule has its own"
+        data = self.input.data
+        if data and uses.policies:
+            if "policy" in data.model_fields_set and all(schedule.input.policy for schedule in self.schedules):
+                yield "input.data.policy has no effect: every schedule has its own"
             has_limit = {
                 "disk": cluster.disk is not None and cluster.disk.capacity_nbytes is not None,
                 "memory": cluster.memory is not None and cluster.memory.capacity_nbytes is not None,
             }
             fills_disk = has_limit["disk"] and bool(uses.policies & {"files", "datacache"})
-            if self.data.eviction != "none" and not fills_disk and not (has_limit["memory"] and uses.memory):
+            if data.eviction != "none" and not fills_disk and not (has_limit["memory"] and uses.memory):
                 is_staged = "staged" in uses.policies and has_limit["disk"]
                 which = "what is staged in stays, and nothing else" if is_staged else "nothing"
-                yield f"data.eviction has no effect: {which} that is kept has a capacity"
+                yield f"input.data.eviction has no effect: {which} that is kept has a capacity"
         ranges = {*cluster.uncertain, *(path.removeprefix("cluster.") for path in self.uncertain)}
-        is_nccl = cluster.library != "gloo" and cluster.device.compute_capability is not None
+        is_nccl = cluster.collectives.library != "gloo" and cluster.device.compute_capability is not None
         if "fabric.latency" in ranges and is_nccl:
             own = "has no effect on NCCL's rings and trees: they have NCCL's own hops"
             yield f"the range of cluster.fabric.latency {own}"
@@ -460,8 +492,8 @@ class Scenario(Settings):
         workload = self.workload
         place = f"schedules[{number}]"
         if self.input.source != "storage":
-            keys = [key for key in _OF_INPUT if key in schedule.model_fields_set]
-            yield from (f"{place}.{key} {self.uses.nothing_is_read}" for key in keys)
+            keys = [key for key, value in schedule.input if value is not None]
+            yield from (f"{place}.input.{key} {self.uses.nothing_is_read}" for key in keys)
         job = Job(
             world_size=cluster.world_size,
             ranks_per_node=cluster.gpus_per_node,
@@ -473,7 +505,7 @@ class Scenario(Settings):
         )
         found = (*schedule.unused_settings(job), *schedule.unused_in(job))
         yield from (f"{place} ({schedule.name}) {sentence}" for sentence in found)
-        is_nccl = cluster.library != "gloo" and cluster.device.compute_capability is not None
+        is_nccl = cluster.collectives.library != "gloo" and cluster.device.compute_capability is not None
         if is_nccl and schedule.algorithm == "tree":
             yield f"{place}.algorithm tree sends whole buffers along one tree: NCCL's Tree is double_tree"
         is_half = isinstance(schedule, GradientSchedule) and schedule.compression == "fp16"
@@ -511,18 +543,6 @@ class Scenario(Settings):
             refuse("Workload", [(("precision",), fault)])
         return workload
 
-    @field_validator("data")
-    @classmethod
-    def _check_data(cls, data: DataSettings | None, info: ValidationInfo) -> DataSettings | None:
-        cluster = info.data.get("cluster")
-        workload = info.data.get("workload")
-        if data and cluster and workload:
-            n_read = cluster.world_size * workload.samples_per_step
-            needed = f"a step of {cluster.world_size} ranks reads {n_read}, and an epoch has one step or more"
-            if n_read > data.n_samples:
-                refuse("DataSettings", [(("samples",), f"{data.n_samples}: {needed}")])
-        return data
-
     @field_validator("input")
     @classmethod
     def _check_input(cls, value: InputSettings, info: ValidationInfo) -> InputSettings:
@@ -534,6 +554,11 @@ class Scenario(Settings):
         if workload and workload.sample_nbytes == 0 and value.source != "device":
             hint = "write workload.sample_size, e.g. 150 kB"
             faults.append((("source",), f"{value.source!r}: how large is a sample? {hint}"))
+        if value.data and cluster and workload:
+            n_read = cluster.world_size * workload.samples_per_step
+            needed = f"a step of {cluster.world_size} ranks reads {n_read}, and an epoch has one step or more"
+            if n_read > value.data.n_samples:
+                faults.append((("data", "samples"), f"{value.data.n_samples}: {needed}"))
         refuse("InputSettings", faults)
         return value
 
@@ -583,7 +608,8 @@ def _refuse_other_batch(before: Workload, after: Workload, paths: Iterable[str])
 
 def _named(name: str, error: ValidationError) -> ScenarioError:
     """Return the error of a scenario that is in no file, a line for every problem."""
-    return ScenarioError("\n".join(f"{name}: {path_text(each['loc'])}: {each['msg']}" for each in error.errors()))
+    found = [(each["loc"], in_full(each["loc"], each["msg"])) for each in error.errors()]
+    return ScenarioError("\n".join(f"{name}: {path_text(path)}: {message}" for path, message in found))
 
 
 def load(scenario: AnyScenario) -> Scenario:

@@ -88,7 +88,8 @@ def _network(cluster: Cluster) -> Iterator[str]:
     is_card = _is_card(rate)
     if rate > most:
         hint = f"write {rate / 8:g} Gbit/s" if _is_card(rate / 8) else "check bits and bytes"
-        yield f"{stated}, and cards of {transport} have {most:g} at most: {hint}, or state cluster.transport"
+        limit = f"cards of {transport} have {most:g} at most: {hint}, or state cluster.collectives.transport"
+        yield f"{stated}, and {limit}"
     elif link.bandwidth_Bps > _CARD_OVER_PCIE * host_Bps:
         pcie = f"the {format_Bps(host_Bps)} of cluster.device.host_bandwidth, its PCIe"
         yield f"{stated}, more than twice {pcie}: {_bits(rate)}"
@@ -116,7 +117,7 @@ def _fabric(cluster: Cluster) -> Iterator[str]:
     slowest_Bps = _PCIE_BPS if math.isinf(host_Bps) else host_Bps
     if link.bandwidth_Bps > min(_FACTOR * _NVLINK_BPS, memory_Bps):
         yield f"{has}, faster than NVLink or the memory of the device: check bits and bytes"
-    elif cluster.library != "gloo" and link.bandwidth_Bps < slowest_Bps / _FACTOR:
+    elif cluster.collectives.library != "gloo" and link.bandwidth_Bps < slowest_Bps / _FACTOR:
         yield f"{has}, slower than a quarter of PCIe, {format_Bps(slowest_Bps)}: check bits and bytes"
 
 
@@ -144,7 +145,7 @@ def _range_s(workload: Workload, cluster: Cluster, flops: float) -> tuple[float,
     """Return the shortest and the longest usual time of some FLOPs, in seconds."""
     peak_flops = cluster.device.peak_flops.at(workload.precision)
     share = workload.utilization.at(workload.precision)
-    slowest_flops = peak_flops or (0.0 if cluster.library == "gloo" else _SLOWEST_FLOPS)
+    slowest_flops = peak_flops or (0.0 if cluster.collectives.library == "gloo" else _SLOWEST_FLOPS)
     shortest_s = flops / ((peak_flops or _FASTEST_FLOPS) * max(share or _MOST_SHARE, _MOST_SHARE))
     if not slowest_flops:  # CPUs, of any speed
         return shortest_s, math.inf

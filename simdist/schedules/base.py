@@ -2,9 +2,9 @@
 
 import abc
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -16,7 +16,7 @@ from simdist.schedules import labels
 from simdist.schedules.job import POLICIES, Checkpoint, InputPath, Job, Policy, Shape
 from simdist.schedules.labels import LabelForm, Piece, piece
 from simdist.schedules.tuning import Allowance, Axis, ChangedSettings, Levels, Permit, Value
-from simdist.settings.base import Settings, folder_of, key_of
+from simdist.settings.base import Settings, SettingsGroup, folder_of, key_of
 from simdist.settings.plugins import SCHEDULES, written_kind
 from simdist.settings.units import Whole
 
@@ -24,12 +24,25 @@ _MOMENTS = "moments"  # buffer with an optimizer momentum for every parameter
 _STATE = "state"
 _COPY = "checkpoint"
 _INPUT = (
-    piece("data", [(each, f"+{each}") for each in POLICIES]),
+    piece("policy", [(each, f"+{each}") for each in POLICIES]),
     piece("prefetch", before="+prefetch"),
     piece("readers", before="+readers"),
     piece("decode_workers", before="+workers"),
 )
 _WRITTEN = Buffer(f"{_COPY}.written", 1, "uint8", place="host")
+
+
+class ScheduleInput(SettingsGroup):
+    """How a schedule reads batches, where it differs from the scenario's `input`."""
+
+    policy: Policy | None = None
+    """Reads per level of storage, instead of `input.data.policy`."""
+    prefetch: Whole | None = Field(default=None, ge=1)
+    """Batches read ahead."""
+    readers: Whole | None = Field(default=None, ge=1)
+    """Files that a rank reads at the same time."""
+    decode_workers: Whole | None = Field(default=None, ge=1)
+    """Samples that a rank decodes at the same time."""
 
 
 class Schedule(Settings, abc.ABC):
@@ -66,6 +79,13 @@ class Schedule(Settings, abc.ABC):
     searched: ClassVar[tuple[Piece, ...]] = ()
     """Settings that only the labels of candidates of a search show."""
 
+    moved: ClassVar[Mapping[str, str]] = {
+        "data": "input.policy",
+        "prefetch": "input.prefetch",
+        "readers": "input.readers",
+        "decode_workers": "input.decode_workers",
+    }
+
     kind: str
     label: str = ""
     """Name in tables and files. If not given, derived from the parameters."""
@@ -74,14 +94,8 @@ class Schedule(Settings, abc.ABC):
     run_ahead_steps: Whole | None = Field(default=None, ge=0)
     """The host waits for the loss of this many steps ago. If absent, the scenario's `host` decides."""
 
-    data: Policy | None = None
-    """Reads per level of storage. If absent, the scenario's `data.policy` decides."""
-    prefetch: Whole | None = Field(default=None, ge=1)
-    """Batches read ahead. If absent, the scenario's `input` decides, also on the next two settings."""
-    readers: Whole | None = Field(default=None, ge=1)
-    """Files that a rank reads at the same time."""
-    decode_workers: Whole | None = Field(default=None, ge=1)
-    """Samples that a rank decodes at the same time."""
+    input: Annotated[ScheduleInput, Field(exclude_if=lambda own: own == ScheduleInput())] = ScheduleInput()
+    """How batches are read. What it leaves out, the scenario's `input` decides."""
 
     @abc.abstractmethod
     def default_label(self) -> str:
@@ -140,7 +154,7 @@ class Schedule(Settings, abc.ABC):
             found = labels.read((word, (*pieces, *cls.searched)), own[:at])
             others = labels.read_others(own[at:])
             if found is not None and others is not None and others.keys() <= cls.model_fields.keys():
-                return found | others | of_input
+                return found | others | ({"input": of_input} if of_input else {})
         return None
 
     @classmethod
@@ -169,14 +183,14 @@ class Schedule(Settings, abc.ABC):
         return plan if job.checkpoint is None else _with_checkpoints(plan, job.checkpoint)
 
     def _input_path(self, path: InputPath) -> InputPath:
+        own = self.input
         dataset = path.dataset and replace(
             path.dataset,
-            readers=self.readers or path.dataset.readers,
-            decoders=self.decode_workers or path.dataset.decoders,
+            readers=own.readers or path.dataset.readers,
+            decoders=own.decode_workers or path.dataset.decoders,
         )
-        prefetch = self.prefetch or path.prefetch
-        policy = self.data or path.policy
-        return replace(path, prefetch=prefetch, dataset=dataset, policy=policy)
+        policy = own.policy or path.policy
+        return replace(path, prefetch=own.prefetch or path.prefetch, dataset=dataset, policy=policy)
 
     @field_validator("algorithm")
     @classmethod
@@ -233,7 +247,7 @@ class Schedule(Settings, abc.ABC):
 
     @property
     def _input_traits(self) -> str:
-        return labels.texts(self, _INPUT)
+        return labels.texts(self.input, _INPUT)
 
 
 def _with_checkpoints(plan: Plan, checkpoint: Checkpoint) -> Plan:

@@ -20,7 +20,7 @@ from simdist.settings.base import choose, unchecked_copy
 from simdist.settings.units import Whole
 
 _PERIODS = (4, 16, 64)  # that `tune` tries
-_OF_HSDP = ("label", "run_ahead_steps", "data", "prefetch", "readers", "decode_workers")
+_OF_HSDP = ("label", "run_ahead_steps", "input")
 
 _BETWEEN = Piece(
     "between",
@@ -109,8 +109,8 @@ class HSDP(ShardedSchedule):
             return found
         if self.shard == 1:
             found.append(("shard", "1 with `between`: nothing is sharded: write the schedule of `between` itself"))
-        written = dict(self.between)
-        misplaced = [name for name in _OF_HSDP if written[name] not in ("", None)]
+        fields = type(self.between).model_fields
+        misplaced = [name for name in _OF_HSDP if dict(self.between)[name] != fields[name].default]
         found += [("between", f"{name}: write it beside `between`") for name in misplaced]
         if isinstance(self.between, LocalSGD) and self.between.inner_steps is not None:
             found.append(("between", "inner_steps: ranks of a copy wait for one another in every step: leave it out"))

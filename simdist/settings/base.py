@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 from pydantic import (
@@ -33,9 +33,17 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, P
 Fault: TypeAlias = tuple[tuple[str | int, ...], str]
 SettingsT = TypeVar("SettingsT", bound="Settings")
 
-_ENDINGS = {"_per_s": "", "_s": "", "_Bps": "", "_flops": "", "_nbytes": "_size"}
+_ENDINGS = {
+    "_per_s": "_per_s",
+    "_s": "",  # a number per second has no unit beside it
+    "_Bps": "",
+    "_flops": "",
+    "_nbytes": "_size",
+}
 _UNITS = {"_s": ("s", "55 ms"), "_Bps": ("B/s", "25 Gbit/s or 25 GB/s"), "_flops": ("FLOP/s", "125 TFLOP/s")}
 _UNITS |= {"nbytes": ("B", "45 MB")}  # of attributes by their ends: the SI unit, and examples
+#: Begins the message about a key of an earlier release; its new path follows.
+IS_NOW = "is now "
 _BOUNDS = {
     "greater_than_equal": "at least {ge}",
     "greater_than": "more than {gt}",
@@ -63,6 +71,9 @@ class Settings(BaseModel):
 
     The key in a file is the attribute without its unit: `latency_s` is `latency`, `sample_nbytes` is `sample_size`.
     """
+
+    moved: ClassVar[Mapping[str, str]] = {}
+    """Keys of earlier releases: the old key, and the path of the new one from the same place."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -116,7 +127,8 @@ class Settings(BaseModel):
         """Return a copy with other values of some attributes, validated as the constructor does.
 
         Args:
-            update: Values by the name of the attribute, such as `bandwidth_Bps`.
+            update: Values by the name of the attribute, such as `bandwidth_Bps`. For a group, a mapping of those of its
+                attributes that change.
             deep: As in pydantic.
 
         Raises:
@@ -133,7 +145,14 @@ class Settings(BaseModel):
         written = {
             name: value for name, value in self if name in self.model_fields_set or _is_changed(fields[name], value)
         }
-        checked = type(self).model_validate(written | dict(update))
+        here = dict(self)
+        update = {
+            name: here[name].model_copy(update=value)
+            if isinstance(here[name], SettingsGroup) and isinstance(value, Mapping)
+            else value
+            for name, value in update.items()
+        }
+        checked = type(self).model_validate(written | update)
         return super().model_copy(update={name: getattr(checked, name) for name in update}, deep=deep)
 
     def model_dump(self, **options: Any) -> dict[str, Any]:
@@ -148,6 +167,10 @@ class Settings(BaseModel):
             if "KeyboardInterrupt" in str(error):  # it has no cause
                 raise KeyboardInterrupt from None
             raise
+
+
+class SettingsGroup(Settings):
+    """Base of settings that only group attributes of the settings above them."""
 
 
 def unchecked_copy(settings: SettingsT, **update: object) -> SettingsT:
@@ -274,7 +297,7 @@ def _without_unit_in_files(cls: type[Settings]) -> dict[object, tuple[str, str]]
         field.alias: (name, example)
         for name, field in cls.model_fields.items()
         for ending, (_, example) in _UNITS.items()
-        if field.alias != name and name.endswith(ending) and not name.endswith("_per_s")
+        if field.alias != name and name.endswith(ending)
     }
 
 
@@ -377,6 +400,11 @@ def _hashable(value: object) -> object:
             return value
 
 
+def new_path(cls: type[Settings], key: object) -> str | None:
+    """Return where a key of an earlier release is now, from the same place; None if there was no such key."""
+    return cls.moved.get(str(key)) or cls.moved.get(key_of(str(key)))
+
+
 def _is_changed(field: FieldInfo, value: object) -> bool:
     """Tell whether an attribute has another value than it has by default."""
     return field.is_required() or bool(value != field.get_default(call_default_factory=True, validated_data={}))
@@ -415,6 +443,8 @@ def _fault(cls: type[Settings], details: ErrorDetails) -> Fault:
             return loc, context["text"]
         case "value_error":
             return loc, str(context["error"])
+        case "extra_forbidden" | "unexpected_keyword_argument" if len(loc) == 1 and (path := new_path(cls, loc[0])):
+            return loc, f"{IS_NOW}{path}"
         case "extra_forbidden" | "unexpected_keyword_argument" | "invalid_key":
             known = f": {nearest(loc[-1], _keys(cls))}" if len(loc) == 1 else ""
             return loc, f"unknown key {shown(loc[-1])}{known}"

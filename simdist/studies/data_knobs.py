@@ -132,8 +132,8 @@ def knobs(scenario: Scenario, schedule: Schedule) -> tuple[Knob, ...]:
 
 def what_to_write(scenario: Scenario) -> str:
     """Return the missing parts of a scenario that reads no data set."""
-    lacks = [] if scenario.data else ["data: {samples: ..., file_size: ...}"]
-    lacks += [] if scenario.input.source == "storage" else ["input: {source: storage}"]
+    lacks = [] if scenario.input.data else ["input.data: {samples: ..., file_size: ...}"]
+    lacks += [] if scenario.input.source == "storage" else ["input.source: storage"]
     return f"write {' and '.join(lacks)}"
 
 
@@ -143,10 +143,10 @@ def _of_cluster(scenario: Scenario, schedule: Schedule) -> Iterator[Knob]:
     changes = _of_storage(storage) if storage else {}
     for name, changed in changes.items():
         yield Knob(name, _with_cluster(scenario, storage=changed), schedule)
-    if cluster.cores_per_node is not None:
-        more = 2 * cluster.cores_per_node
-        name = f"cores per node {cluster.cores_per_node} -> {more}"
-        yield Knob(name, _with_cluster(scenario, cores_per_node=more), schedule)
+    cores = cluster.host.cores_per_node
+    if cores is not None:
+        more = _with_cluster(scenario, host={"cores_per_node": 2 * cores})
+        yield Knob(f"cores per node {cores} -> {2 * cores}", more, schedule)
 
 
 def _of_storage(storage: Storage) -> dict[str, Storage]:
@@ -172,22 +172,25 @@ def _with_cluster(scenario: Scenario, **update: object) -> Scenario:
 def _of_schedule(scenario: Scenario, schedule: Schedule) -> Iterator[Knob]:
     path = scenario.input
     now = {
-        "decode_workers": schedule.decode_workers or path.decode_workers,
-        "readers": schedule.readers or path.readers,
-        "prefetch": schedule.prefetch or path.prefetch,
+        "decode_workers": schedule.input.decode_workers or path.decode_workers,
+        "readers": schedule.input.readers or path.readers,
+        "prefetch": schedule.input.prefetch or path.prefetch,
     }
     for key, value in now.items():
-        yield Knob(f"{key} {value} -> {2 * value}", scenario, schedule.model_copy(update={key: 2 * value}))
+        yield Knob(f"{key} {value} -> {2 * value}", scenario, schedule.model_copy(update={"input": {key: 2 * value}}))
 
 
 def _policies(scenario: Scenario, schedule: Schedule) -> Iterator[Knob]:
-    now = schedule.data or (scenario.data.policy if scenario.data else None)
+    data = scenario.input.data
+    now = schedule.input.policy or (data.policy if data else None)
     for policy in POLICIES:
         if policy != now:
             needs = {"cluster.disk": uses_disk(policy), "cluster.memory": uses_memory(policy)}
             there = {"cluster.disk": scenario.cluster.disk, "cluster.memory": scenario.cluster.memory}
             missing = " and ".join(key for key, needed in needs.items() if needed and there[key] is None)
-            yield Knob(f"data: {policy}", scenario, schedule.model_copy(update={"data": policy}), missing)
+            yield Knob(
+                f"policy: {policy}", scenario, schedule.model_copy(update={"input": {"policy": policy}}), missing
+            )
 
 
 def knob_effects(

@@ -161,7 +161,7 @@ def _step_s(scenario: Scenario, built: Built, engine: Engine, progress: Progress
 def _built_again(drawn: Scenario, scenario: Scenario, built: Built) -> Built:
     """Return a schedule with the prices of a draw, and with another plan if the draw changes it."""
     stated_s, drawn_s = (tensor_backward_s(each.workload, each.cluster) for each in (scenario, drawn))
-    may_differ = drawn.data != scenario.data or drawn_s != stated_s
+    may_differ = drawn.input.data != scenario.input.data or drawn_s != stated_s
     if may_differ and built.schedule.plan(job(drawn)).digest() != built.plan.digest():
         return replace(build(drawn, built.schedule), actors=built.actors)
     return replace(built, costs=price_of(built.plan, drawn))

@@ -51,7 +51,7 @@ _TITLES: dict[Kind, str] = {
 _TOOLS = "e.g. with real.calibrate or simdist init --from TABLE"
 _MEASURE: dict[Kind, str] = {
     "batch": "a step of this batch size, and add it to workload.step_times",
-    "machine": "samples/s of one machine, and write interference: {machine_rate: ...}",
+    "machine": "samples/s of one machine, and write interference: {machine_samples_per_s: ...}",
     "machines": "samples/s of two machines",
     "fabric": f"busbw of an all-reduce inside a machine, {_TOOLS}",
     "network": f"busbw of an all-reduce between machines, {_TOOLS}",
@@ -166,7 +166,7 @@ def _lost(scenario: Scenario) -> float | None:
     """Return the share that a machine is stated to lose; None if its rate or a range of the loss is known."""
     of = [each for each in scenario.disturbances if isinstance(each, Interference)]
     has_range = any(path.endswith(".lost") for path in scenario.uncertain)
-    if has_range or any(each.machine_rate_per_s for each in of):
+    if has_range or any(each.machine_samples_per_s for each in of):
         return None
     return math.fsum(lost_share(scenario, each) for each in of)
 
@@ -178,7 +178,7 @@ def _is_measured(cluster: Cluster, kind: Literal["fabric", "network"]) -> bool:
     is_calibrated = any(each.source.startswith(_CALIBRATED) for each in cluster.uncertain.values())
     is_told = efficiency is not None and efficiency.source.startswith(CALIBRATED)
     is_measured = is_calibrated or is_told or link.table is not None
-    return is_measured or link == Link.ideal() or not cluster.library.startswith("nccl")
+    return is_measured or link == Link.ideal() or not cluster.collectives.library.startswith("nccl")
 
 
 def _is_storage_measured(scenario: Scenario) -> bool:
@@ -206,7 +206,7 @@ def link_class(cluster: Cluster, kind: Kind) -> str:
     """Return the class of the links of a kind as rows have it."""
     if kind == "network":
         return _TRANSPORTS[cluster.likely_transport]
-    if cluster.mesh:
+    if cluster.topology.mesh:
         return "xGMI"
     if cluster.fabric.bandwidth_Bps < _OF_PCIE_BPS:
         return "PCIe"

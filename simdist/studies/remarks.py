@@ -19,10 +19,10 @@ def derived(scenario: Scenario) -> Iterator[str]:
     if scenario.checkpoint and isinstance(scenario.checkpoint.every, Elapsed):
         yield _checkpoint_steps(scenario, scenario.checkpoint.every)
     for i, each in enumerate(scenario.delays):
-        if isinstance(each, Interference) and each.machine_rate_per_s:
+        if isinstance(each, Interference) and each.machine_samples_per_s:
             share = lost_share(scenario, each)
             lost = f"loses {format_share(share)} of forward and backward beside communication"
-            rate = f"as it was measured at {each.machine_rate_per_s:g} samples/s"
+            rate = f"as it was measured at {each.machine_samples_per_s:g} samples/s"
             rate += "" if share else ", more than simulated: forward and backward take too long"
             yield f"disturbances[{i}]: one machine {lost}, {rate}"
 

@@ -228,7 +228,7 @@ def validate(real: Trace, simulated: Trace, delays: Delays, costs: Costs | None 
 def corrected(run: RunDirectory, machines: Calibrated | None, real: Trace) -> tuple[Cluster, str]:
     """Return the cluster with an overhead that reproduces a measured run, and a description of the change.
 
-    The overhead is `host.handover` where the cluster states `host`, else `collective_overhead`; nothing else changes.
+    The overhead is `host.handover` if the cluster's cores are charged, else `collectives.overhead`.
     The run is no test of that cluster any more; other schedules, models and shapes are.
 
     Args:
@@ -244,14 +244,13 @@ def corrected(run: RunDirectory, machines: Calibrated | None, real: Trace) -> tu
     cluster = machines.cluster if machines else run.scenario.cluster
     host = cluster.host
     file = machines.file if machines else run.path / run_directory.SCENARIO
-    name, before_s = (
-        ("host.handover", host.handover_s) if host else ("collective_overhead", cluster.collective_overhead_s)
-    )
+    name = "host.handover" if host.is_charged else "collectives.overhead"
+    before_s = host.handover_s if host.is_charged else cluster.collectives.overhead_s
 
     def having(overhead_s: float) -> Cluster:
-        if host:
-            return cluster.model_copy(update={"host": host.model_copy(update={"handover_s": overhead_s})})
-        return cluster.model_copy(update={"collective_overhead_s": overhead_s})
+        if host.is_charged:
+            return cluster.model_copy(update={"host": {"handover_s": overhead_s}})
+        return cluster.model_copy(update={"collectives": {"overhead_s": overhead_s}})
 
     def longer_s(overhead_s: float) -> float:
         return simulate_run(run, Calibrated(file, having(overhead_s)), real=real).makespan_s - real.makespan_s

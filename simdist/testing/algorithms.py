@@ -46,7 +46,8 @@ def _seconds(name: str, carried: type[Collective], count: int, nodes: int, gpus_
     plan = Plan.from_steps("rules", world_size=world_size, buffers=buffers, steps=[(op,)])
     check(plan)
     scenario = scenario_of(nodes, gpus_per_node)
-    cluster = scenario.cluster.model_copy(update={"library": "gloo"})  # whose rings and trees are not NCCL's protocols
+    gloo = {"library": "gloo"}  # whose rings and trees are not NCCL's protocols
+    cluster = scenario.cluster.model_copy(update={"collectives": gloo})
     costs = price(plan, cluster, scenario.workload)
     cost = costs.of[op]
     assert isinstance(cost, Shared)

@@ -18,7 +18,7 @@ _CHECKPOINT = "checkpoint_"  # prefix of the settings of the scenario's checkpoi
 _PREFETCH = (1, 2, 4, 8)
 _TIMES_READERS = (1, 2, 4)
 _OF_SCRIPT = ("param_dtype", "reduce_dtype")  # stated once, they hold for all candidates
-_OF_INPUT = ("data", "prefetch", "readers")  # settings of schedules that `input_choices` varies
+_INPUT = "input."  # prefix of the settings of a schedule's input
 _SOME_LEVELS: tuple[Levels, ...] = ((), ((2, 2),))
 
 
@@ -58,14 +58,20 @@ class Candidate:
     def own_changed(self) -> ChangedSettings:
         """Changed settings of the schedule itself."""
         return tuple(
-            (name, value) for name, value in self.changed if name != _PASSES and not name.startswith(_CHECKPOINT)
+            (name, value)
+            for name, value in self.changed
+            if name != _PASSES and not name.startswith((_CHECKPOINT, _INPUT))
         )
 
     def settings(self) -> dict[str, object] | None:
         """Return the schedule's attributes; None if another kind does the same."""
         cls = class_of(self.kind)
         settings = cls.settings_of(self.levels, self.own_changed)
-        return None if settings is None else {"kind": kind_of(cls)} | dict(self.own) | settings
+        if settings is None:
+            return None
+        of_input = {name.removeprefix(_INPUT): value for name, value in self.changed if name.startswith(_INPUT)}
+        nested = {"input": of_input} if of_input else {}
+        return {"kind": kind_of(cls)} | dict(self.own) | settings | nested
 
 
 @lru_cache(maxsize=256)
@@ -107,6 +113,8 @@ def _label_of(schedule: Schedule, name: str, value: Value) -> str:
         return f"-saves-every-{value}"
     if name == f"{_CHECKPOINT}mode":
         return f"-saves-{value}"
+    if name.startswith(_INPUT):  # labels show it
+        return ""
     if found := schedule.label_of(name, value):
         return found
     field = type(schedule).model_fields[name]
@@ -268,7 +276,7 @@ def own_settings(kind: str, scenario: Scenario, names: Collection[str]) -> tuple
 def settings_not_varied(kind: str, axes: Sequence[Axis]) -> list[str]:
     """Return the settings of a kind that no search varies."""
     cls = class_of(kind)
-    varied = {"kind", "label", *_OF_INPUT, *(each.name for each in axes), *_given_by_levels(cls, world_size=2)}
+    varied = {"kind", "label", "input", *(each.name for each in axes), *_given_by_levels(cls, world_size=2)}
     return [name for name in cls.model_fields if name not in varied]
 
 
@@ -328,8 +336,8 @@ def input_choices(scenario: Scenario) -> tuple[Axis, ...]:
     path = scenario.input
     if path.source != "storage":
         return ()
-    prefetch = Axis("prefetch", tuple(sorted({*_PREFETCH, path.prefetch})), path.prefetch)
-    if scenario.data is None:
+    prefetch = Axis("input.prefetch", tuple(sorted({*_PREFETCH, path.prefetch})), path.prefetch)
+    if path.data is None:
         return (prefetch,)
-    readers = Axis("readers", tuple(times * path.readers for times in _TIMES_READERS), path.readers)
-    return (prefetch, Axis("data", POLICIES, scenario.data.policy), readers)
+    readers = Axis("input.readers", tuple(times * path.readers for times in _TIMES_READERS), path.readers)
+    return (prefetch, Axis("input.policy", POLICIES, path.data.policy), readers)

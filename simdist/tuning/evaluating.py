@@ -194,7 +194,7 @@ def _course(scenario: Scenario, built: Built, found: Facts) -> tuple[object, ...
         calm_s = measuring.calm_step_s(built)
     except UnsupportedError:
         return None
-    path = (schedule.run_ahead_steps, schedule.prefetch, schedule.readers, schedule.data, schedule.decode_workers)
+    path = (schedule.run_ahead_steps, schedule.input)
     return schedule.kind, found.results, path, scenario.workload.micro_batches, scenario.checkpoint, f"{calm_s:.12g}"
 
 

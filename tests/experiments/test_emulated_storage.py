@@ -46,9 +46,12 @@ cluster:
   disk: {{read: 1 GB/s, write: 1 GB/s}}
   memory: {{bandwidth: 8 GB/s}}
 workload: {{tensors: [{{name: weight, count: 4}}], batch_size: 4, forward: 1 ms, sample_size: {SAMPLE_NBYTES} B}}
-data: {{samples: 32, file_size: {SAMPLE_NBYTES} B, policy: datacache}}
 steps: 2 epochs
-input: {{source: storage, prefetch: 2, readers: 2}}
+input:
+  source: storage
+  prefetch: 2
+  readers: 2
+  data: {{samples: 32, file_size: {SAMPLE_NBYTES} B, policy: datacache}}
 schedules: [{{kind: sync}}]
 """
 

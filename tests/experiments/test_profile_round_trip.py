@@ -59,7 +59,7 @@ def test_job_comes_back_with_its_ranks_steps_and_tensors(imported) -> None:
     counts = [tensor.count for tensor in imported.scenario.workload.tensors]
     assert counts == [250 * 250, 250] * 4 + [2500, 10]
     assert imported.scenario.workload.batch_size == 8
-    assert imported.scenario.cluster.library == "gloo"
+    assert imported.scenario.cluster.collectives.library == "gloo"
 
 
 def test_no_undisturbed_part_of_the_step_is_shorter_than_the_sleeps_in_it(imported) -> None:

@@ -148,7 +148,7 @@ def test_one_machine_on_aws_runs_at_its_rate_and_noise_makes_more_machines_slowe
     assert aws.images_per_s(aws.scenario().changed(uncertain={}), 8) == pytest.approx(aws.RATES[8], rel=3e-3)
     rates = {}
     for noise in (0.0, 1.0):
-        disturbance = aws.Interference(machine_rate_per_s=aws.RATES[8], noise=noise)
+        disturbance = aws.Interference(machine_samples_per_s=aws.RATES[8], noise=noise)
         rates[noise] = aws.images_per_s(aws.scenario().changed(disturbances=[disturbance], uncertain={}), 128)
     assert rates[1.0] < rates[0.0]
     assert rates[1.0] == pytest.approx(aws.RATES[128], rel=0.035)
@@ -275,7 +275,7 @@ def test_largest_messages_between_two_machines_cannot_be_a_ring():
     """The published bus bandwidth exceeds the cards' line rate, which a ring would have to pass."""
     nbytes, published_s, _, ours_s = list(nccl.table_rows("p4de"))[-1]
     cluster = nccl.machines("p4de")
-    assert nccl.busbw_Bps(cluster, nbytes, published_s) > cluster.nics_per_node * cluster.network.bandwidth_Bps
+    assert nccl.busbw_Bps(cluster, nbytes, published_s) > cluster.topology.nics_per_node * cluster.network.bandwidth_Bps
     assert ours_s == pytest.approx(published_s, rel=0.03)
 
 

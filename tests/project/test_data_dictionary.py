@@ -61,8 +61,7 @@ workload:
   sample_size: 1 kB
   forward: 2 ms
   measured_batch_size: 4
-data: {{samples: 32, file_size: 100 kB}}
-input: {{source: storage}}
+input: {{source: storage, data: {{samples: 32, file_size: 100 kB}}}}
 checkpoint: {{every: 2, what: parameters}}
 steps: 2 epochs
 train_for: 90 epochs
@@ -72,7 +71,7 @@ disturbances:
   - {{kind: transient, on: io, probability: 30%, delay: 5 ms}}
   - {{kind: persistent, on: link, link: nic, share: 20%, begin: 1 ms}}
 schedules:
-  - {{kind: sync, data: naive}}
+  - {{kind: sync, input: {{policy: naive}}}}
   - {{kind: local_sgd, period: 2, data: staged}}
 """
 

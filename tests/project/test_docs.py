@@ -385,9 +385,11 @@ SECTIONS = {  # class -> heading of its section in docs/reference/scenario.md
     "Storage": "cluster.storage",
     "Disk": "cluster.disk",
     "HostMemory": "cluster.memory",
-    "HostWork": "cluster.host",
-    "DataSettings": "data",
-    "Lognormal": "data.file_size",
+    "ClusterHost": "cluster.host",
+    "ClusterTopology": "cluster.topology",
+    "ClusterCollectives": "cluster.collectives",
+    "DataSettings": "input.data",
+    "Lognormal": "input.data.file_size",
     "Workload": "workload",
     "Transformer": "workload.transformer",
     "Tensor": "workload.tensors",
@@ -397,6 +399,7 @@ SECTIONS = {  # class -> heading of its section in docs/reference/scenario.md
     "MeasuredBatch": "Precision",
     "Host": "host",
     "InputSettings": "input",
+    "ScheduleInput": "Input of a schedule",
     "CheckpointSettings": "checkpoint",
     "Transient": "transient",
     "Persistent": "persistent",
@@ -430,8 +433,7 @@ SECTIONS = {  # class -> heading of its section in docs/reference/scenario.md
     "LocalSGD": "local_sgd",
     "HierarchicalSGD": "hierarchical_sgd",
 }
-INPUT = {"data", "prefetch", "readers", "decode_workers"}
-COMMON = {"on", "ranks", "nodes", "kind", "label", "algorithm", "run_ahead_steps", *INPUT}  # have tables of their own
+COMMON = {"on", "ranks", "nodes", "kind", "label", "algorithm", "run_ahead_steps", "input"}  # have tables of their own
 LINKS, FLOWS = {"link"}, {"from", "to", "flows"}
 AVERAGING = {"warmup_steps", "phase", "synchronize", "overlap_steps"}
 GRADIENT = {
@@ -500,7 +502,7 @@ def test_keys_that_several_kinds_share_are_documented() -> None:
     assert keys_of_section("disturbances") == {"kind", "on", "ranks", "nodes"}
     assert keys_of_section("Links that misbehave") == {"kind", "on", "nodes", *LINKS}
     assert keys_of_section("background") == {"kind", *FLOWS}
-    assert keys_of_section("schedules") == {"kind", "label", "algorithm", "run_ahead_steps", *INPUT}
+    assert keys_of_section("schedules") == {"kind", "label", "algorithm", "run_ahead_steps", "input"}
     assert keys_of_section("Schedules that average parameters") == AVERAGING
     assert keys_of_section("Schedules that average gradients") == GRADIENT
     assert keys_of_section("Schedules that send the largest entries") == SPARSE

@@ -679,7 +679,7 @@ def test_a_trace_that_cannot_be_written_fails_all_ranks(tmp_path: Path) -> None:
     assert_runs_again(path)
 
 
-@pytest.mark.parametrize("where", ["ProcessWorld", "common_start_s", "gather"])
+@pytest.mark.parametrize("where", ["ProcessWorld", "agree_on_start_s", "gather_trace"])
 def test_a_rank_that_dies_before_or_after_the_steps_is_named(tmp_path: Path, where: str) -> None:
     path = write(tmp_path / "run")
     with start(perform_and_die, 3, where, path, "--timeout", 20) as ranks:
@@ -689,7 +689,7 @@ def test_a_rank_that_dies_before_or_after_the_steps_is_named(tmp_path: Path, whe
     n_finished = (
         finished_steps(Trace.load(path / run_directory.PARTIAL)) if (path / run_directory.PARTIAL).exists() else 0
     )
-    assert n_finished == (5 if where == "gather" else 0)
+    assert n_finished == (5 if where == "gather_trace" else 0)
 
 
 @pytest.fixture

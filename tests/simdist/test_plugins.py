@@ -211,7 +211,7 @@ def test_delays_of_a_disturbance_are_its_own(file: Path) -> None:
 
 def test_price_of_an_algorithm_is_that_of_its_messages(names: dict[str, str]) -> None:
     text = edited(
-        ("nodes: 2\n  gpus_per_node: 4", "nodes: 3\n  gpus_per_node: 1\n  library: gloo"),
+        ("nodes: 2\n  gpus_per_node: 4", "nodes: 3\n  gpus_per_node: 1\n  collectives: {library: gloo}"),
         ("- kind: sync", f"- {{kind: sync, algorithm: '{names['algorithm']}', bucket_size: null}}"),
     ).partition("  - {kind: local_sgd")[0]
     built = build(scenario := scenarios.loads(text), scenario.schedules[0])

@@ -57,7 +57,7 @@ def collective_transfer(call: Call, cluster: "Cluster", capacity_Bps: NDArray[np
         each = (collective_transfer(part, cluster, capacity_Bps) for part in broadcast_calls(call))
         return Transfer(tuple(stage for transfer in each for stage in transfer.stages))
     transfer = _transfer(call, cluster, capacity_Bps)
-    if cluster.launch_s and transfer.stages:
+    if cluster.collectives.launch_s and transfer.stages:
         transfer = _launched(call, cluster, transfer, capacity_Bps)
     if call.topology.host is None or not transfer.stages:
         return transfer
@@ -73,8 +73,8 @@ def _launched(call: Call, cluster: "Cluster", transfer: Transfer, capacity_Bps: 
     NCCL up to 2.21 prepared the work of each channel by itself. It takes a channel for each line of LL, 24 at most.
     """
     n_gpus = int(np.bincount(call.topology.node(call.members)).max())
-    launch_s = cluster.launch_s
-    release = cluster.nccl_release
+    launch_s = cluster.collectives.launch_s
+    release = cluster.collectives.nccl_release
     if release is not None and release < _WORK_OF_ALL_CHANNELS:
         n_channels = min(_MOST_CHANNELS, math.ceil(call.nbytes / (_LINE_NBYTES * call.n)))
         launch_s *= 1 + _FURTHER_CHANNEL * max(0, n_channels - 1)
@@ -86,10 +86,10 @@ def _launched(call: Call, cluster: "Cluster", transfer: Transfer, capacity_Bps: 
 def _transfer(call: Call, cluster: "Cluster", capacity_Bps: NDArray[np.float64]) -> Transfer:
     move = call.topology.transfer
     match call.op.algorithm:
-        case "auto" | "ring" | "double_tree" | "nvls" as algorithm if cluster.library != "gloo":
+        case "auto" | "ring" | "double_tree" | "nvls" as algorithm if cluster.collectives.library != "gloo":
             from simdist.cost.algorithms.nccl import nccl_transfer
 
-            return nccl_transfer(call, cluster, cluster.library, algorithm, capacity_Bps)
+            return nccl_transfer(call, cluster, cluster.collectives.library, algorithm, capacity_Bps)
         case "auto":
             from simdist.cost.algorithms import gloo
 

@@ -253,7 +253,7 @@ def _candidates(
         for name in names:
             if capability is not None or name != "LL":
                 generation = None if capability is None else min(max(int(capability), 7), 10)
-                n_gpus = cluster.gpus_per_node * min(cluster.nodes, cluster.nodes_per_domain)
+                n_gpus = cluster.gpus_per_node * min(cluster.nodes, cluster.topology.nodes_per_domain)
                 n_channels = _n_channels(cluster, _RINGS_PER_NIC * min(n_nics, n_gpus))
                 protocol = _tree(name, cluster)
                 yield _as_estimated(_by_tree(call, plain, name, protocol, generation, n_channels, capacity_Bps))
@@ -261,9 +261,9 @@ def _candidates(
 
 def _n_nics(call: Call, cluster: Cluster) -> int:
     """Return the cards that a group uses of a node, or of a domain: with rails, those of its GPUs."""
-    nodes = min(cluster.nodes, cluster.nodes_per_domain)
-    n_nics = cluster.nics_per_node * nodes
-    if not cluster.rails:
+    nodes = min(cluster.nodes, cluster.topology.nodes_per_domain)
+    n_nics = cluster.topology.nics_per_node * nodes
+    if not cluster.topology.rails:
         return n_nics
     most = max(map(len, call.by_node()))
     return max(1, n_nics * most // (cluster.gpus_per_node * nodes))
@@ -277,7 +277,8 @@ def _protocols(call: Call, cluster: Cluster, library: _NcclLibrary) -> tuple[str
     """Return the protocols that NCCL may choose. Over Slingshot, cards are too far from GPUs for LL128."""
     if library == "nccl_simple":
         return ("Simple",)
-    if call.n_nodes > 1 and cluster.transport == "slingshot" and cluster.device.compute_capability is not None:
+    is_slingshot = call.n_nodes > 1 and cluster.collectives.transport == "slingshot"
+    if is_slingshot and cluster.device.compute_capability is not None:
         return ("LL", "Simple")
     return ("LL", "LL128", "Simple")
 
@@ -287,14 +288,14 @@ def _tree(name: str, cluster: Cluster) -> _Protocol:
 
     The published times over 20 domains of 72 GPUs, with 2.26, still take a whole chunk.
     """
-    release = cluster.nccl_release
+    release = cluster.collectives.nccl_release
     is_newer = release is not None and release >= (2, 23)
-    return _SIMPLE_TREE if name == "Simple" and is_newer and cluster.nodes_per_domain == 1 else _TREES[name]
+    return _SIMPLE_TREE if name == "Simple" and is_newer and cluster.topology.nodes_per_domain == 1 else _TREES[name]
 
 
 def _n_channels(cluster: Cluster, n_channels: int) -> int:
     """Return the channels between nodes; between domains of several nodes, those that the links of one GPU carry."""
-    if cluster.nodes_per_domain == 1:
+    if cluster.topology.nodes_per_domain == 1:
         return n_channels
     link = cluster.fabric
     return max(1, int(min(n_channels, link.bandwidth_Bps * link.efficiency / _DOMAIN_CHANNEL_BPS)))
@@ -302,8 +303,8 @@ def _n_channels(cluster: Cluster, n_channels: int) -> int:
 
 def _lacks_nvls(call: Call, cluster: Cluster) -> str:
     """Say why the switches cannot reduce a collective; an empty text if they can."""
-    if not cluster.in_switch_reduction or (cluster.device.compute_capability or 0) < 9:
-        return "nvls needs cluster.in_switch_reduction, and a device.compute_capability of 9.0 or more"
+    if not cluster.collectives.in_switch_reduction or (cluster.device.compute_capability or 0) < 9:
+        return "nvls needs cluster.collectives.in_switch_reduction, and a device.compute_capability of 9.0 or more"
     if min(map(len, call.by_node())) <= 2:
         return "nvls needs three or more GPUs of each node"
     return ""
@@ -321,8 +322,8 @@ def _takes_trees_only(call: Call, cluster: Cluster) -> bool:
 
     It counts the same bandwidth for rings, but ten times the latency.
     """
-    version = cluster.nccl_release
-    return call.n_nodes > 2 and cluster.nodes_per_domain > 1 and version is not None and version < _FAR_NVLS
+    version = cluster.collectives.nccl_release
+    return call.n_nodes > 2 and cluster.topology.nodes_per_domain > 1 and version is not None and version < _FAR_NVLS
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,7 +236,7 @@ def _point(times: CollectiveTimes, cluster: Cluster) -> _Point | None:
     group = as_group(times.group, cluster.world_size)
     if not times.nbytes or times.seconds <= 0 or group is None or group.size < 2:
         return None
-    return _Point(times.kind, times.nbytes, group, times.seconds, times.calls, cluster.library)
+    return _Point(times.kind, times.nbytes, group, times.seconds, times.calls, cluster.collectives.library)
 
 
 def _mean(block: Sequence[_Point]) -> _Point:

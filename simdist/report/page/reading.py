@@ -28,7 +28,7 @@ from simdist.traces.waiting import first_steps
 Progress: TypeAlias = Callable[[str, int, int], None]
 
 #: Settings of a scenario that runs must share: else their speed-ups are not those of schedules.
-_COMMON = ("cluster", "workload", "data", "steps", "host", "input")
+_COMMON = ("cluster", "workload", "steps", "host", "input")
 
 
 def read_report(

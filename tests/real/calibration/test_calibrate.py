@@ -34,7 +34,7 @@ from simdist.cost.topology import LinkCost  # noqa: E402
 from simdist.errors import RunError, ScenarioError  # noqa: E402
 from simdist.plan.group import Group  # noqa: E402
 from simdist.scenario import Cluster, Device, Link, Tensor, Workload, load, load_cluster, load_workload, presets  # noqa: E402
-from simdist.scenario.cluster import HostWork  # noqa: E402
+from simdist.scenario.cluster import ClusterHost  # noqa: E402
 from simdist.traces.collectives import bus_factor  # noqa: E402
 
 FABRIC = Link(latency_s=3e-6, bandwidth_Bps=3e9, efficiency=0.8)
@@ -46,7 +46,9 @@ WORKLOAD = Workload(tensors=(Tensor(name="w", count=1),), batch_size=1, forward_
 
 
 def cluster_of(nodes=4, ranks_per_node=2, fabric=FABRIC, network=NETWORK):
-    return Cluster(nodes=nodes, gpus_per_node=ranks_per_node, fabric=fabric, network=network, library="gloo")
+    return Cluster(
+        nodes=nodes, gpus_per_node=ranks_per_node, fabric=fabric, network=network, collectives={"library": "gloo"}
+    )
 
 
 def as_measured(cluster, *, factor=1.0, ops=MEASURED_OPS):
@@ -63,7 +65,7 @@ def derived(measured, cluster, form=TABLE):
         ranks_per_node=cluster.gpus_per_node,
         form=form,
         device=DEVICE,
-        library=cluster.library,
+        library=cluster.collectives.library,
         name="test",
         source="measured by a test",
     )
@@ -90,10 +92,10 @@ def test_cluster_with_tables_gives_back_the_all_reduces_it_is_from(nodes, ranks_
 
 @each_shape
 def test_lines_tell_the_overhead_of_a_collective_from_the_latency_of_its_hops(nodes, ranks_per_node):
-    known = cluster_of(nodes, ranks_per_node).model_copy(update={"collective_overhead_s": 2e-3})
+    known = cluster_of(nodes, ranks_per_node).model_copy(update={"collectives": {"overhead_s": 2e-3}})
     _, measured = as_measured(known)
     found = derived(measured, known, LinkForm("line", NETWORK.bandwidth_Bps)).cluster
-    assert found.collective_overhead_s == pytest.approx(2e-3, rel=1e-6)
+    assert found.collectives.overhead_s == pytest.approx(2e-3, rel=1e-6)
     assert found.fabric.latency_s == pytest.approx(FABRIC.latency_s, rel=1e-4)
     assert found.network.latency_s == pytest.approx(NETWORK.latency_s, rel=1e-4)
     assert found.network.efficiency == pytest.approx(NETWORK.efficiency, rel=1e-6)
@@ -124,10 +126,8 @@ def test_lines_of_one_kind_of_link_leave_the_other_ideal(nodes, ranks_per_node):
 @each_shape
 def test_what_a_core_takes_is_told_from_the_links(nodes, ranks_per_node):
     """On faster links, only what the wire takes shrinks; the file says so, and how far off its rates may be."""
-    host = HostWork(copy_Bps=8e9, collective_s=3e-4, handover_s=2e-5)
-    known = cluster_of(nodes, ranks_per_node).model_copy(
-        update={"host": host, "cores_per_node": 2, "shares_cores": True, "network": NETWORK}
-    )
+    host = ClusterHost(copy_Bps=8e9, collective_s=3e-4, handover_s=2e-5, cores_per_node=2, shares_cores=True)
+    known = cluster_of(nodes, ranks_per_node).model_copy(update={"host": host, "network": NETWORK})
     todo, measured = as_measured(known)
     between = Group(nodes, stride=ranks_per_node)
     for nbytes in (10**6, 4 * 10**6):  # a message is delayed by nothing but its link
@@ -400,7 +400,7 @@ def test_two_nodes_of_two_ranks_are_measured_and_a_scenario_takes_the_cluster(tm
     assert "all per node (2)" in endings[0].output
     assert "all_reduce" not in endings[1].output  # rank 0 speaks
     found = load_cluster(cluster)
-    assert (found.nodes, found.gpus_per_node, found.nics_per_node) == (2, 2, 1)
+    assert (found.nodes, found.gpus_per_node, found.topology.nics_per_node) == (2, 2, 1)
     assert "measured by real.calibrate: gloo, torch" in found.source
     assert "4 ranks on 2 nodes" in found.source
     assert [point.nbytes for point in found.network.table] == [

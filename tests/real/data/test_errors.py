@@ -31,9 +31,8 @@ cluster:
   storage: {latency: 0.1 ms, bandwidth: 1 GB/s}
   disk: {read: 1 GB/s, write: 1 GB/s}
 workload: {tensors: [{name: weight, count: 4}], batch_size: 3, forward: 1 ms, sample_size: 1000 B}
-data: {samples: 12, file_size: 1000 B, policy: files}
 steps: 1 epochs
-input: {source: storage, prefetch: 1}
+input: {source: storage, prefetch: 1, data: {samples: 12, file_size: 1000 B, policy: files}}
 schedules: [{kind: sync}]
 """
 REFUSED = ConnectionRefusedError(errno.ECONNREFUSED, "host:2049: connection refused")

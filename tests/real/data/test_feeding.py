@@ -66,9 +66,11 @@ cluster:
   disk: {{read: 100 kB/s, write: 1 GB/s}}
   memory: {{bandwidth: 1 MB/s, capacity: 4 kB}}
 workload: {{tensors: [{{name: weight, count: 4}}], batch_size: 2, forward: 1 ms, sample_size: 1000 B}}
-data: {{samples: 17, file_size: [{sizes}], shuffle: node, policy: {policy}{more}}}
 steps: 2 epochs
-input: {{source: storage, prefetch: 1}}
+input:
+  source: storage
+  prefetch: 1
+  data: {{samples: 17, file_size: [{sizes}], shuffle: node, policy: {policy}{more}}}
 schedules: [{{kind: sync}}]
 """
 SIZES = [1000] * 8 + [2000] * 9  # the second node's files are larger

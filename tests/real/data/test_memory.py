@@ -351,7 +351,7 @@ def test_sample_that_leaves_while_it_is_sent_is_not_there(store, peer, monkeypat
             store.evict(2)
         send_message(connection, buffers, deadline_s=deadline_s)
 
-    monkeypatch.setattr("real.data.peers.send", send_late)
+    monkeypatch.setattr("real.data.peers.send_message", send_late)
     assert asked(peers, 2) == [None]
 
 

@@ -38,10 +38,9 @@ cluster:
   disk: {{read: 1 GB/s, write: 1 GB/s{disk}}}
   memory: {{bandwidth: 8 GB/s{memory}}}
 workload: {{tensors: [{{name: weight, count: 4}}], {batch}, forward: 1 ms, sample_size: {size} B}}
-data: {{samples: 50, file_size: {file_size} B{data}}}
 steps: 3 epochs
-input: {{source: storage, prefetch: 2, readers: 3}}
-schedules: [{{kind: sync, data: {policy}}}]
+input: {{source: storage, prefetch: 2, readers: 3, data: {{samples: 50, file_size: {file_size} B{data}}}}}
+schedules: [{{kind: sync, input: {{policy: {policy}}}}}]
 """
 SIXTEEN = f", capacity: {16 * SAMPLE_NBYTES} B"
 ONE = f", capacity: {SAMPLE_NBYTES} B"

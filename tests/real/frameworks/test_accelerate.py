@@ -19,7 +19,7 @@ class FakeAccelerator:
     def __init__(self, saved: dict[str, list] | None = None) -> None:
         self.saved = saved or {}
         self._models: list[nn.Module] = []
-        self._objects: list[accelerate.Progress] = []
+        self._objects: list[accelerate._Progress] = []
         self._hooks: list[Callable[..., None]] = []
 
     def prepare_model(self, model: nn.Module, *, evaluation_mode: bool) -> nn.Module:
@@ -27,7 +27,7 @@ class FakeAccelerator:
         self._models.append(model)
         return model
 
-    def register_for_checkpointing(self, each: accelerate.Progress) -> None:
+    def register_for_checkpointing(self, each: accelerate._Progress) -> None:
         self._objects.append(each)
 
     def register_save_state_pre_hook(self, hook: Callable[..., None]) -> None:

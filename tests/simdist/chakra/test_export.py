@@ -141,7 +141,7 @@ def test_loads_of_a_data_set_last_as_long_as_their_own_files():
         ("  fabric: ideal", f"  fabric: ideal\n  {STORAGE}"),
         (
             "steps: 12",
-            "data: {samples: 1024, file_size: {median: 100 kB, sigma: 0.5}}\ninput: {source: storage}\nsteps: 4",
+            "input: {source: storage, data: {samples: 1024, file_size: {median: 100 kB, sigma: 0.5}}}\nsteps: 4",
         ),
     )
     export = export_of("{kind: sync}", text)

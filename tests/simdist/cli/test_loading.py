@@ -26,9 +26,9 @@ from simdist.traces.trace import Trace
 DATA = f"""{DATA_SCENARIO}\
 schedules:
   - {{kind: sync}}
-  - {{kind: sync, data: files}}
-  - {{kind: sync, data: datacache}}
-  - {{kind: sync, data: staged}}
+  - {{kind: sync, input: {{policy: files}}}}
+  - {{kind: sync, input: {{policy: datacache}}}}
+  - {{kind: sync, input: {{policy: staged}}}}
 """
 LABELS = ["sync", "sync+files", "sync+datacache", "sync+staged"]
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "data-dictionary.md"
@@ -42,7 +42,9 @@ def small(tmp_path):
 @pytest.fixture
 def runs(tmp_path, small, capsys):
     """Run directories of two schedules; `sync+files` is measured too, half as fast as simulated."""
-    text = edited(("  - {kind: sync, data: datacache}\n  - {kind: sync, data: staged}\n", ""), text=DATA)
+    text = edited(
+        ("  - {kind: sync, input: {policy: datacache}}\n  - {kind: sync, input: {policy: staged}}\n", ""), text=DATA
+    )
     call(capsys, "simulate", write(tmp_path / "two.yaml", text), "-o", tmp_path / "runs")
     path = tmp_path / "runs" / "sync+files"
     trace = Trace.load(path / run_directory.SIMULATED)
@@ -257,9 +259,9 @@ def test_knobs_are_shown_below_the_epochs(small, capsys):
     answer = call(capsys, "whatif", small, "--data", "--schedule", "sync", "--knobs")
     lines = answer.out.splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith(" as it is"))
-    changes = [line for line in lines[first + 1 :] if "->" in line or line.startswith((" storage", " data:"))]
+    changes = [line for line in lines[first + 1 :] if "->" in line or line.startswith((" storage", " policy:"))]
     assert len(changes) == 2 + 3 + 4
-    assert changes[0].startswith(" data: ")
+    assert changes[0].startswith(" policy: ")
 
 
 def test_knobs_in_json_are_sorted_by_the_time_of_the_run(small, capsys):
@@ -288,17 +290,19 @@ def test_knobs_of_a_run_meet_its_own_delays(tmp_path, capsys):
 
 
 def test_knob_that_the_cluster_has_not_is_named(tmp_path, capsys):
-    text = edited(("  memory: {bandwidth: 8 GB/s}\n", ""), ("  - {kind: sync, data: datacache}\n", ""), text=DATA)
+    text = edited(
+        ("  memory: {bandwidth: 8 GB/s}\n", ""), ("  - {kind: sync, input: {policy: datacache}}\n", ""), text=DATA
+    )
     answer = call(capsys, "whatif", write(tmp_path / "s.yaml", text), "--data", "--schedule", "sync", "--knobs")
     assert answer.out.splitlines()[-2:] == [
-        "data: memory: not simulated, needs cluster.memory",
-        "data: datacache: not simulated, needs cluster.memory",
+        "policy: memory: not simulated, needs cluster.memory",
+        "policy: datacache: not simulated, needs cluster.memory",
     ]
 
 
 WITHOUT = edited(
-    ("data: {samples: 64, file_size: 1 MB}\ninput: {source: storage}\nsteps: 3 epochs", "steps: 4"),
-    (DATA[DATA.index("  - {kind: sync, data: files}") :], ""),
+    ("input: {source: storage, data: {samples: 64, file_size: 1 MB}}\nsteps: 3 epochs", "steps: 4"),
+    (DATA[DATA.index("  - {kind: sync, input: {policy: files}}") :], ""),
     ("  storage: {latency: 1 ms, bandwidth: 100 MB/s}\n", ""),
     ("  disk: {read: 1 GB/s, write: 500 MB/s}\n  memory: {bandwidth: 8 GB/s}\n", ""),
     text=DATA,
@@ -310,20 +314,22 @@ def test_scenario_without_a_data_set_is_refused(tmp_path, capsys):
     answer = call(capsys, "whatif", path, "--data")
     assert (answer.code, answer.out) == (2, "")
     assert answer.err == (
-        f"error: {path}: reads no data set, so it has no epochs: write data: {{samples: ..., file_size: ...}} and "
-        f"input: {{source: storage}}\n"
+        f"error: {path}: reads no data set, so it has no epochs: write input.data: {{samples: ..., file_size: ...}} "
+        f"and input.source: storage\n"
     )
 
 
 def test_data_set_that_nothing_reads_asks_for_the_input_only(tmp_path, capsys):
     text = edited(
-        ("input: {source: storage}\n", ""), (DATA[DATA.index("  - {kind: sync, data: files}") :], ""), text=DATA
+        ("source: storage, ", ""),
+        (DATA[DATA.index("  - {kind: sync, input: {policy: files}}") :], ""),
+        text=DATA,
     )
     path = write(tmp_path / "s.yaml", text)
     answer = call(capsys, "whatif", path, "--data")
     assert (answer.code, answer.out) == (2, "")
     assert answer.err.splitlines()[-1] == (
-        f"error: {path}: reads no data set, so it has no epochs: write input: {{source: storage}}"
+        f"error: {path}: reads no data set, so it has no epochs: write input.source: storage"
     )
 
 

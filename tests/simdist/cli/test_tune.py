@@ -140,7 +140,7 @@ def test_the_text_says_what_intervals_are_about(capsys, scenario, tmp_path):
 
 
 def test_a_run_of_few_periods_of_a_data_set_is_warned_of(capsys, tmp_path):
-    data = "data: {samples: 4096, file_size: 1 kB}\ninput: {source: storage}\n"
+    data = "input: {source: storage, data: {samples: 4096, file_size: 1 kB}}\n"
     links = "  network: {latency: 25 us, bandwidth: 25 Gbit/s}\n"
     stored = links + "  storage: {latency: 1 ms, bandwidth: 1 GB/s}\n"
     text = edited((links, stored), ("steps: 12\n", "steps: 12\n" + data))

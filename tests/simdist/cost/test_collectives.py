@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from engine_runs import des, fast
+from flat_clusters import grouped
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -40,7 +41,7 @@ def seconds(op, cluster, count=COUNT):
 
 
 def cluster_of(m, n=1, *, fabric=IDEAL, network=NETWORK, **more):
-    return Cluster(nodes=m, gpus_per_node=n, fabric=fabric, network=network, **more)
+    return Cluster(nodes=m, gpus_per_node=n, fabric=fabric, network=network, **grouped(more))
 
 
 def on_nics(op, cluster, count=COUNT):
@@ -197,7 +198,7 @@ def test_tree_of_nccl_takes_the_faster_protocol_and_a_larger_buffer_never_less_t
     cluster = cluster_of(8, 3, fabric=FABRIC)
     sizes = [int(2 ** (exponent / 4)) for exponent in range(24, 130)]
     both = [seconds(whole("double_tree", Group(24)), cluster, nbytes) for nbytes in sizes]
-    simple_only = cluster.model_copy(update={"library": "nccl_simple"})
+    simple_only = cluster.model_copy(update={"collectives": {"library": "nccl_simple"}})
     simple = [seconds(whole("double_tree", Group(24)), simple_only, nbytes) for nbytes in sizes]
     assert both[0] < simple[0]
     assert both[-1] == simple[-1]
@@ -208,7 +209,10 @@ def test_tree_of_nccl_takes_the_faster_protocol_and_a_larger_buffer_never_less_t
 
 def test_what_a_tree_of_nccl_lacks_is_time_and_no_bytes():
     op, cluster = whole("double_tree", Group(24)), cluster_of(8, 3, fabric=FABRIC)
-    assert on_nics(op, cluster)[0].tolist() == on_nics(op, cluster.model_copy(update={"library": "gloo"}))[0].tolist()
+    assert (
+        on_nics(op, cluster)[0].tolist()
+        == on_nics(op, cluster.model_copy(update={"collectives": {"library": "gloo"}}))[0].tolist()
+    )
 
 
 # ---------------------------------------------------------------- levels
@@ -440,7 +444,7 @@ def test_gpus_below_one_host_bridge_share_it():
     cluster = cluster_of(1, 4, fabric=FABRIC, host_bridge_Bps=12e9)
     ring_s = 2 * 3 * FABRIC_ALPHA_S + 4 * 2 * 3 / 4 * S / 12e9
     assert seconds(whole("ring", Group(4)), cluster) == pytest.approx(ring_s, rel=1e-12)
-    wide = cluster.model_copy(update={"host_bridge_Bps": 100e9})
+    wide = cluster.model_copy(update={"topology": {"host_bridge_Bps": 100e9}})
     alone_s = 2 * 3 * FABRIC_ALPHA_S + 2 * 3 / 4 * S / FABRIC_BPS
     assert seconds(whole("ring", Group(4)), wide) == pytest.approx(alone_s, rel=1e-12)
 
@@ -462,7 +466,7 @@ def test_what_leaves_a_node_crosses_its_host_bridge_once():
 def test_groups_inside_a_node_contend_for_its_host_bridge_only():
     op, plain = whole("ring", Group(2)), cluster_of(2, 4, fabric=FABRIC)
     assert not priced(op, plain)[1].contested
-    bridged = plain.model_copy(update={"host_bridge_Bps": 9e9})
+    bridged = plain.model_copy(update={"topology": {"host_bridge_Bps": 9e9}})
     plan, costs, _ = priced(op, bridged)
     assert costs.contested == {op}
     expected_s = 2 * FABRIC_ALPHA_S + 2 * 2 * S / 9e9  # two pairs, each S up and S down at both ends
@@ -504,7 +508,9 @@ def collectives(draw):
     nodes = [np.unique(np.array(each) // n, return_counts=True)[1] for each in group.members(m * n)]
     assume(algorithm != "hierarchical" or all(len(set(counts.tolist())) == 1 for counts in nodes))
     library = draw(st.sampled_from(["nccl", "nccl_simple", "gloo"]))
-    cluster = Cluster(nodes=m, gpus_per_node=n, fabric=draw(LINES), network=draw(LINES), library=library)
+    cluster = Cluster(
+        nodes=m, gpus_per_node=n, fabric=draw(LINES), network=draw(LINES), collectives={"library": library}
+    )
     return kind, every_kind(group, algorithm)[kind], cluster, draw(st.integers(1, 10_000)) * size
 
 
@@ -554,7 +560,11 @@ def test_what_leaves_a_port_arrives_at_another(case):
 @given(collectives())
 def test_automatic_choice_of_nccl_is_never_slower_than_the_ring(case):
     kind, op, cluster, count = case
-    nccl = cluster.model_copy(update={"library": "nccl" if cluster.library == "gloo" else cluster.library})
+    nccl = cluster.model_copy(
+        update={
+            "collectives": {"library": "nccl" if cluster.collectives.library == "gloo" else cluster.collectives.library}
+        }
+    )
     auto_s, ring_s = (
         np.max(seconds(every_kind(op.group, algorithm)[kind], nccl, count)) for algorithm in ("auto", "ring")
     )
@@ -610,10 +620,10 @@ LEAVES = st.none() | st.sampled_from([1, 2, 3, 4]).map(
 def test_groups_that_look_alike_cost_to_the_bit_what_they_cost_one_by_one(case, machines, leaves, has_host):
     _, op, cluster, count = case
     machines |= leaves or {}
-    if has_host and cluster.library == "gloo":
+    if has_host and cluster.collectives.library == "gloo":
         host = {"handover_s": 1e-5, "collective_s": 2e-5, "copy_Bps": 3e9}
         machines = machines | {"host": host, "cores_per_node": 2, "host_reduction_Bps": 5e9}
-    cluster = Cluster.model_validate(dict(cluster) | machines | {"library": cluster.library})
+    cluster = Cluster.model_validate(dict(cluster) | grouped(machines | {"library": cluster.collectives.library}))
     _, found, cost = priced(op, cluster, count)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pricing, "_OF_LIBRARIES", ())

@@ -6,6 +6,7 @@ import closed_forms
 import numpy as np
 import pytest
 from engine_runs import des, fast
+from flat_clusters import grouped
 from pydantic import ValidationError
 
 from simdist.cost import Local, Shared, compute_s, price, tensor_backward_s
@@ -53,7 +54,7 @@ def whole_and_slice(n, count=COUNT):
 
 
 def nodes(n, *, network=LINE, gpus_per_node=1, fabric=IDEAL, **settings):
-    return Cluster(nodes=n, gpus_per_node=gpus_per_node, fabric=fabric, network=network, **settings)
+    return Cluster(nodes=n, gpus_per_node=gpus_per_node, fabric=fabric, network=network, **grouped(settings))
 
 
 def resource_nbytes(costs, cost):

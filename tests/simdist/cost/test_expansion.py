@@ -57,7 +57,9 @@ def price_of(op: Collective) -> tuple[float, dict[int, float]]:
     whole, shard = Buffer("grad", NBYTES // 4, initialized=True), Buffer("shard", NBYTES // 4 // n, initialized=True)
     plan = Plan.from_steps("one", world_size=n, buffers=(whole, shard), steps=[(op,)])
     link = Link(latency_s=LATENCY_S, bandwidth_Bps=BANDWIDTH_BPS)
-    cluster = Cluster(nodes=n, gpus_per_node=1, fabric=Link.ideal(), network=link, library="gloo")  # ideal pipelines
+    cluster = Cluster(
+        nodes=n, gpus_per_node=1, fabric=Link.ideal(), network=link, collectives={"library": "gloo"}
+    )  # ideal pipelines
     workload = Workload.model_validate({"tensors": [{"name": "w", "count": 1}], "batch_size": 1, "forward_s": 0.0})
     cost = price(plan, cluster, workload).of[op]
     nbytes: dict[int, float] = {}

@@ -2,6 +2,7 @@
 
 import pytest
 from engine_runs import des, fast
+from flat_clusters import grouped
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,10 +10,9 @@ from simdist.cost import price
 from simdist.plan import AllGather, AllReduce, Backward, Buffer, Forward, Optimize, Plan, ReduceScatter, Wait
 from simdist.plan.group import Group
 from simdist.scenario import Cluster, Link, Tensor, Workload
-from simdist.scenario.cluster import HostWork
 
 COLLECTIVE_S, COPY_BPS, HANDOVER_S = 1e-3, 1e9, 1e-4
-HOST = HostWork(copy_Bps=COPY_BPS, collective_s=COLLECTIVE_S, handover_s=HANDOVER_S)
+HOST = {"copy_Bps": COPY_BPS, "collective_s": COLLECTIVE_S, "handover_s": HANDOVER_S}
 FABRIC = Link(latency_s=2e-4, bandwidth_Bps=2e9)
 NETWORK = Link(latency_s=1e-4, bandwidth_Bps=1e8)
 WORKLOAD = Workload(
@@ -23,7 +23,7 @@ NBYTES = 4 * COUNT
 
 
 def cluster(nodes=1, ranks=2, **given):
-    made = {"library": "gloo", "host": HOST, "cores_per_node": 2, **given}
+    made = grouped({"library": "gloo", "host": HOST, "cores_per_node": 2, **given})
     return Cluster(nodes=nodes, gpus_per_node=ranks, fabric=FABRIC, network=NETWORK, **made)
 
 
@@ -88,7 +88,7 @@ def step_plan(world_size):
 @pytest.mark.parametrize("chunkwise", [False, True])
 def test_every_operation_begins_after_a_handover_in_both_engines(chunkwise):
     where = cluster(4, 1, shares_cores=True, chunkwise=chunkwise)
-    without = where.model_copy(update={"host": HOST.model_copy(update={"handover_s": 0.0})})
+    without = where.model_copy(update={"host": {"handover_s": 0.0}})
     plan = step_plan(4)
     times_s = [
         [engine.simulate(plan, price(plan, each, WORKLOAD), {}).makespan_s for engine in (des, fast)]
@@ -100,7 +100,7 @@ def test_every_operation_begins_after_a_handover_in_both_engines(chunkwise):
 
 def test_cores_alone_change_no_price():
     plan = step_plan(4)
-    plain, counted = (cluster(4, 1, host=None, cores_per_node=cores) for cores in (None, 1))
+    plain, counted = (cluster(4, 1, host={}, cores_per_node=cores) for cores in (None, 1))
     for op, cost in price(plan, plain, WORKLOAD).of.items():
         other = price(plan, counted, WORKLOAD).of[op]
         assert getattr(cost, "alone_s", None) == getattr(other, "alone_s", None)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from data_sets import data_plans, loads_plan
 from engine_runs import des, fast
+from flat_clusters import grouped
 from hypothesis import given
 from numpy.typing import NDArray
 
@@ -41,7 +42,7 @@ FILE_S = 0.25 + 2 * 0.5 + 16 / 64  # of a file, whole
 
 def nodes(n=1, *, gpus=1, network=IDEAL, storage=NFS, **settings):
     levels = {"storage": storage, "disk": SSD, "memory": RAM} | settings
-    return Cluster(nodes=n, gpus_per_node=gpus, fabric=IDEAL, network=network, **levels)
+    return Cluster(nodes=n, gpus_per_node=gpus, fabric=IDEAL, network=network, **grouped(levels))
 
 
 def workload(decode_s=0.0, **settings):
@@ -214,7 +215,7 @@ def test_transfer_of_a_rank_alone_is_the_formula_of_the_module(plan: Plan) -> No
         network=Link(latency_s=0.03, bandwidth_Bps=50.0),
         storage=Storage(latency_s=0.5, open_s=0.25, bandwidth_Bps=64, request_nbytes=4, operations_per_s=9.0),
         disk=Disk(latency_s=0.1, read_Bps=33.0, write_Bps=17.0, operations_per_s=23.0),
-        cores_per_node=2,
+        host={"cores_per_node": 2},
     )
     decode_s = 0.7
     costs = price(plan, cluster, workload(decode_s))
@@ -270,7 +271,7 @@ def alone_s(dataset, reads, rank, cluster, decode_s):
     last_s = decode_s if n_files else 0.0
     decoding_s = math.ceil(n_files / dataset.decoders) * decode_s
     begins_s = max(files_s / n_files - first_s, 0.0) if n_files else 0.0  # with the first whole file
-    n_at_once = min(dataset.decoders, cluster.cores_per_node / cluster.gpus_per_node)
+    n_at_once = min(dataset.decoders, cluster.host.cores_per_node / cluster.gpus_per_node)
     n_last = min(n_files, n_at_once)
     flows = [
         on["server"] / storage.bandwidth_Bps,
@@ -282,7 +283,7 @@ def alone_s(dataset, reads, rank, cluster, decode_s):
         on["memory"] / memory.bandwidth_Bps,
         *(n * dataset.sample_nbytes / network.bandwidth_Bps for n in out.values()),
         *(n * dataset.sample_nbytes / memory.bandwidth_Bps for n in out.values()),
-        ((n_files - n_last) * decode_s + n_at_once * begins_s) / cluster.cores_per_node,
+        ((n_files - n_last) * decode_s + n_at_once * begins_s) / cluster.host.cores_per_node,
     ]
     return first_s + max(*flows, reading_s - first_s, begins_s + decoding_s - last_s) + last_s
 
@@ -420,9 +421,13 @@ def scenario(
     return Scenario(
         cluster=cluster,
         workload=workload(),
-        data=DataSettings(samples=8 * n_batches * cluster.world_size, file_nbytes=16, policy=policy, **settings),
         steps=epochs * n_batches,
-        input=InputSettings(source="storage", prefetch=prefetch, readers=64),
+        input=InputSettings(
+            data=DataSettings(samples=8 * n_batches * cluster.world_size, file_nbytes=16, policy=policy, **settings),
+            source="storage",
+            prefetch=prefetch,
+            readers=64,
+        ),
         schedules=(kinds()["sync"](),),
     )
 
@@ -487,9 +492,10 @@ def test_server_of_12_gigabytes_a_second_keeps_four_accelerators_nine_tenths_bus
     settings = Scenario(
         cluster=nodes(n, storage=Storage(latency_s=0.0, bandwidth_Bps=12e9)),
         workload=workload(batch_size=7, sample_nbytes=2_097_152, forward_s=0.323),
-        data=DataSettings(samples=7 * n * 20, file_nbytes=146_600_628),
         steps=20,
-        input=InputSettings(source="storage", readers=7),
+        input=InputSettings(
+            data=DataSettings(samples=7 * n * 20, file_nbytes=146_600_628), source="storage", readers=7
+        ),
         schedules=(kinds()["sync"](),),
     )
     steady = step_s(simulated(settings))[4:]
@@ -547,8 +553,12 @@ def test_readers_that_decode_take_the_mean_step_of_a_dataloader(
     scenario = Scenario(
         cluster=Cluster(nodes=1, gpus_per_node=1, fabric=IDEAL, network=IDEAL, storage=storage),
         workload=workload(batch_size=batch_size, forward_s=computing_s),
-        input=InputSettings(source="storage", readers=n_workers, prefetch=2 * n_workers),
-        data=DataSettings(samples=n_steps * batch_size, file_nbytes=16),
+        input=InputSettings(
+            data=DataSettings(samples=n_steps * batch_size, file_nbytes=16),
+            source="storage",
+            readers=n_workers,
+            prefetch=2 * n_workers,
+        ),
         schedules=(kinds()["sync"](),),
         steps=n_steps,
     )

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from flat_clusters import grouped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -25,7 +26,7 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 def machines(nodes=1, capability=8.0, *, gpus=8, network=NETWORK, **more):
     device = Device(compute_capability=capability)
-    return Cluster(nodes=nodes, gpus_per_node=gpus, fabric=NVLINK, network=network, device=device, **more)
+    return Cluster(nodes=nodes, gpus_per_node=gpus, fabric=NVLINK, network=network, device=device, **grouped(more))
 
 
 def priced(cluster, nbytes, algorithm="auto", kind="all_reduce", group=None):
@@ -202,7 +203,9 @@ def test_without_switches_that_reduce_it_is_the_ring(cluster):
 
 
 def test_without_a_generation_a_ring_is_a_perfect_pipeline_over_the_links():
-    cluster = Cluster(nodes=1, gpus_per_node=8, fabric=NVLINK, network="ideal", in_switch_reduction=True)
+    cluster = Cluster(
+        nodes=1, gpus_per_node=8, fabric=NVLINK, network="ideal", collectives={"in_switch_reduction": True}
+    )
     for algorithm in ("auto", "ring"):
         expected_s = 14 * 3.4e-6 + 2 * 7 / 8 * MIB / FABRIC_BPS
         assert seconds(cluster, MIB, algorithm) == pytest.approx(expected_s, rel=1e-12)
@@ -210,7 +213,7 @@ def test_without_a_generation_a_ring_is_a_perfect_pipeline_over_the_links():
 
 def preset(name, n_domains):
     cluster = scenario.load_cluster(scenario.presets.path("clusters", name))
-    return cluster.model_copy(update={"nodes": n_domains * cluster.nodes_per_domain})
+    return cluster.model_copy(update={"nodes": n_domains * cluster.topology.nodes_per_domain})
 
 
 @pytest.mark.parametrize("name", scenario.presets.names("clusters"))
@@ -253,7 +256,12 @@ def test_just_below_a_larger_chunk_the_switches_take_as_long_as_with_it():
     assert seconds(cluster, at_limit - 4 * MIB) == pytest.approx(expected_s, rel=1e-12)
 
 
-RACKS = {"in_switch_reduction": True, "nodes_per_domain": 18, "nics_per_node": 4, "gpus": 4, "capability": 10.0}
+RACKS = {
+    "collectives": {"in_switch_reduction": True},
+    "topology": {"nodes_per_domain": 18, "nics_per_node": 4},
+    "gpus": 4,
+    "capability": 10.0,
+}
 
 
 def rack(n_racks, **more):
@@ -309,7 +317,7 @@ def test_reduction_in_the_switches_by_name():
     cluster = machines(capability=9.0, in_switch_reduction=True)
     assert seconds(cluster, GIB, "nvls") == seconds(cluster, GIB)
     assert seconds(cluster, 32 * KIB, "nvls") > seconds(cluster, 32 * KIB)
-    with pytest.raises(PlanError, match=r"nvls needs cluster.in_switch_reduction, and a device.compute_capability"):
+    with pytest.raises(PlanError, match=r"nvls needs cluster.collectives.in_switch_reduction, and a device"):
         seconds(machines(capability=9.0), GIB, "nvls")
     with pytest.raises(PlanError, match=r"nvls needs three or more GPUs of each node; choose auto"):
         seconds(machines(gpus=2, capability=9.0, in_switch_reduction=True), GIB, "nvls")
@@ -346,9 +354,12 @@ def test_from_2_23_on_a_hop_of_a_tree_takes_no_whole_chunk():
     ("more", "told"),
     [
         ({"gpus": 72, "nodes": 1}, "no machine joins more than 16 by NVLink. A GB200 NVL72 is 18 machines of 4 GPUs"),
-        ({"gpus": 4, "nodes": 20, "nodes_per_domain": 18}, "20 nodes are no whole number of domains of 18 nodes"),
         (
-            {"gpus": 8, "nodes": 18, "nodes_per_domain": 18},
+            {"gpus": 4, "nodes": 20, "topology": {"nodes_per_domain": 18}},
+            "20 nodes are no whole number of domains of 18 nodes",
+        ),
+        (
+            {"gpus": 8, "nodes": 18, "topology": {"nodes_per_domain": 18}},
             "144 GPUs in a domain: no times of more than 72 are published",
         ),
     ],
@@ -364,9 +375,12 @@ HOPS = "uncertain: {fabric.latency: {from: 3 us, to: 4 us}}"
 @pytest.mark.parametrize(
     ("cluster", "told"),
     [
-        ("preset: ideal, in_switch_reduction: true", ["cluster.in_switch_reduction has no effect"]),
+        (
+            "preset: ideal, collectives: {in_switch_reduction: true}",
+            ["cluster.collectives.in_switch_reduction has no effect"],
+        ),
         (f"preset: dgx-a100, {HOPS}", ["range of cluster.fabric.latency has no effect on NCCL's rings and trees"]),
-        (f"preset: dgx-a100, library: gloo, {HOPS}", []),
+        (f"preset: dgx-a100, collectives: {{library: gloo}}, {HOPS}", []),
         ("preset: dgx-a100", []),
     ],
 )
@@ -376,7 +390,7 @@ def test_what_nccl_does_not_heed_is_told(cluster, told):
     assert [each in sentence for each, sentence in zip(told, found, strict=True)] == [True] * len(told)
 
 
-MESH = {"fabric": Link(latency_s=0.0, bandwidth_Bps=48e9), "network": "ideal", "mesh": True}
+MESH = {"fabric": Link(latency_s=0.0, bandwidth_Bps=48e9), "network": "ideal", "topology": {"mesh": True}}
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
@@ -388,7 +402,7 @@ def test_members_of_a_mesh_use_the_links_among_them(n):
 
 def test_a_mesh_of_several_nodes_is_refused():
     with pytest.raises(ValidationError, match="a mesh of links joins the GPUs of one node"):
-        Cluster(nodes=2, gpus_per_node=4, nodes_per_domain=2, **MESH)
+        Cluster(nodes=2, gpus_per_node=4, **grouped({"nodes_per_domain": 2, **MESH}))
 
 
 @pytest.mark.parametrize(("nbytes", "kind"), [(8, "all_reduce"), (2 * MIB, "all_gather")])
@@ -399,7 +413,7 @@ def test_one_process_launches_a_collective_on_its_gpus_one_after_the_other(nbyte
 
 def test_until_2_21_each_further_channel_takes_a_share_of_the_launch():
     cluster = machines(launch_s=50e-6)
-    old, new = (cluster.model_copy(update={"nccl_version": version}) for version in ("2.21", "2.22"))
+    old, new = (cluster.model_copy(update={"collectives": {"nccl_version": version}}) for version in ("2.21", "2.22"))
     assert seconds(old, 32 * 1024) == pytest.approx(8 * 50e-6, rel=1e-12)
     assert seconds(old, 128 * 1024) == pytest.approx(8 * 50e-6 * (1 + 3 * 0.058), rel=1e-12)
     for nbytes in (2**20, 2**21):
@@ -501,7 +515,9 @@ def test_algorithms_by_nccls_names():
     assert seconds(two, GIB, "double_tree") < seconds(two, GIB, "tree")
 
 
-@pytest.mark.parametrize(("cluster", "is_told"), [("dgx-h100", True), ("v100x8-25gbit, library: gloo", False)])
+@pytest.mark.parametrize(
+    ("cluster", "is_told"), [("dgx-h100", True), ("v100x8-25gbit, collectives: {library: gloo}", False)]
+)
 def test_a_tree_that_is_not_nccls_is_told(cluster, is_told):
     text = (
         f"cluster: {{preset: {cluster}}}\nworkload: resnet50\nschedules: [{{kind: sync, algorithm: tree}}]\nsteps: 1\n"

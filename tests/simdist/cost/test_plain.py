@@ -1,6 +1,7 @@
 """The two formulas beside which pages show simulated numbers."""
 
 import pytest
+from flat_clusters import grouped
 
 from simdist.cost.plain import linear_s, plain_ring_s
 from simdist.scenario import Cluster, Link, Tensor, Workload
@@ -12,7 +13,7 @@ def workload(**more: float) -> Workload:
 
 def cluster(nodes: int, **more: object) -> Cluster:
     fabric, network = Link(latency_s=1.0, bandwidth_Bps=100e9), Link(latency_s=1.0, bandwidth_Bps=1e9, efficiency=0.5)
-    return Cluster(nodes=nodes, gpus_per_node=4, fabric=fabric, network=network, **more)
+    return Cluster(nodes=nodes, gpus_per_node=4, fabric=fabric, network=network, **grouped(more))
 
 
 def test_linear_scaling_is_the_step_of_one_gpu_whatever_the_cluster():

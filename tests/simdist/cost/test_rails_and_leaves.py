@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from engine_runs import simulate
+from flat_clusters import grouped
 from pydantic import ValidationError
 
 from simdist.cost import Shared, price
@@ -22,7 +23,7 @@ MB = 10**6
 
 
 def machines(nodes=4, gpus=1, **more):
-    return Cluster(nodes=nodes, gpus_per_node=gpus, fabric="ideal", network=NETWORK, **more)
+    return Cluster(nodes=nodes, gpus_per_node=gpus, fabric="ideal", network=NETWORK, **grouped(more))
 
 
 def costs(cluster, group=None, nbytes=24 * MB, algorithm="ring", op=AllReduce):
@@ -112,9 +113,10 @@ SCENARIO = """
 cluster:
   nodes: 6
   gpus_per_node: 2
-  nics_per_node: 2
-  rails: {rails}
-  leaf: {leaf}
+  topology:
+    nics_per_node: 2
+    rails: {rails}
+    leaf: {leaf}
   fabric: {{latency: 3 us, bandwidth: 10 GB/s}}
   network: {{latency: 20 us, bandwidth: 8 Gbit/s}}
 workload:
@@ -139,7 +141,7 @@ steps: 6
 @pytest.mark.parametrize("leaf", ["null", "{nodes: 4, bandwidth: 6 Gbit/s, latency: 50 us}"])
 def test_both_engines_agree_on_rails_and_leaves(rails, leaf):
     text = SCENARIO.format(rails=rails, leaf=leaf)
-    scenario = loads(text if leaf != "null" else text.replace("  leaf: null\n", ""))
+    scenario = loads(text if leaf != "null" else text.replace("    leaf: null\n", ""))
     for schedule in scenario.schedules:
         built = build(scenario, schedule)
         des_s, *others_s = (
@@ -152,9 +154,15 @@ def test_both_engines_agree_on_rails_and_leaves(rails, leaf):
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"leaf": LEAF, "oversubscription": 2.0}, "2 is that of one switch: with leaf, write uplinks and bandwidth"),
-        ({"leaf": LEAF, "nodes_per_domain": 4}, "2 nodes per leaf cut domains of 4 nodes: write a multiple"),
-        ({"leaf": LEAF.model_copy(update={"bandwidth_Bps": np.inf})}, "unlimited uplinks limit nothing"),
+        (
+            {"topology": {"leaf": LEAF, "oversubscription": 2.0}},
+            "2 is that of one switch: with leaf, write uplinks and bandwidth",
+        ),
+        (
+            {"topology": {"leaf": LEAF, "nodes_per_domain": 4}},
+            "2 nodes per leaf cut domains of 4 nodes: write a multiple",
+        ),
+        ({"topology": {"leaf": LEAF.model_copy(update={"bandwidth_Bps": np.inf})}}, "unlimited uplinks limit nothing"),
     ],
 )
 def test_what_leaves_cannot_be_is_refused(more, told):
@@ -165,10 +173,13 @@ def test_what_leaves_cannot_be_is_refused(more, told):
 @pytest.mark.parametrize(
     ("cluster", "told"),
     [
-        ("nodes: 2, gpus_per_node: 1, rails: true", "cluster.rails has no effect: the GPUs of a node share no NICs"),
         (
-            "nodes: 2, gpus_per_node: 1, leaf: {nodes: 4, bandwidth: 1 GB/s}",
-            "cluster.leaf has no effect: 2 nodes are below one leaf of 4",
+            "nodes: 2, gpus_per_node: 1, topology: {rails: true}",
+            "cluster.topology.rails has no effect: the GPUs of a node share no NICs",
+        ),
+        (
+            "nodes: 2, gpus_per_node: 1, topology: {leaf: {nodes: 4, bandwidth: 1 GB/s}}",
+            "cluster.topology.leaf has no effect: 2 nodes are below one leaf of 4",
         ),
     ],
 )

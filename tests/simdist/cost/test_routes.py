@@ -5,6 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from flat_clusters import grouped
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +13,7 @@ from simdist.cost import price, pricing, routes, topology
 from simdist.cost.routes import Routes, Wiring
 from simdist.plan import AllGather, AllReduce, Broadcast, Buffer, Plan, Reduce, ReduceScatter
 from simdist.plan.group import Group
-from simdist.scenario.cluster import Cluster, HostWork, Leaf, Link
+from simdist.scenario.cluster import Cluster, Leaf, Link
 from simdist.scenario.link import TablePoint
 from simdist.scenario.workload import Tensor, Workload
 from simdist.studies.comparison import compare
@@ -123,6 +124,7 @@ def clusters(draw, nodes, gpus):
         "oversubscription": draw(st.sampled_from([1, 3])),
         "in_switch_reduction": draw(st.booleans()),
         "collective_overhead_s": draw(st.sampled_from([0.0, 1e-5])),
+        "library": library,
     }
     if draw(st.booleans()):
         more |= {"mesh": True}
@@ -134,10 +136,10 @@ def clusters(draw, nodes, gpus):
         more |= {"leaf": leaf, "oversubscription": 1}
     more |= {"rails": draw(st.booleans())}
     if library == "gloo" and draw(st.booleans()):
-        host = HostWork(handover_s=1e-5, collective_s=2e-5, copy_Bps=3e9)
-        more |= {"host": host, "cores_per_node": 2, "host_reduction_Bps": 5e9}
+        more |= {"host": {"handover_s": 1e-5, "collective_s": 2e-5, "copy_Bps": 3e9}}
+        more |= {"cores_per_node": 2, "host_reduction_Bps": 5e9}
     fabric, network = draw(LINKS), draw(LINKS)
-    return Cluster(nodes=nodes, gpus_per_node=gpus, fabric=fabric, network=network, library=library, **more)
+    return Cluster(nodes=nodes, gpus_per_node=gpus, fabric=fabric, network=network, **grouped(more))
 
 
 @st.composite

@@ -38,7 +38,8 @@ cluster:
   gpus_per_node: {gpus}
   fabric: {{latency: 3 us, bandwidth: 200 GB/s}}
   network: {{latency: 10 us, bandwidth: {bandwidth}}}
-  oversubscription: {oversubscription}
+  topology:
+    oversubscription: {oversubscription}
 workload:
   tensors: [{tensors}]
   batch_size: 1

@@ -22,9 +22,10 @@ cluster:
   gpus_per_node: 2
   fabric: {latency: 10 us, bandwidth: 2 GB/s}
   network: {latency: 50 us, bandwidth: 400 Mbit/s}
-  library: gloo
-  chunkwise: true
-  collective_overhead: 1 ms
+  collectives:
+    library: gloo
+    chunkwise: true
+    overhead: 1 ms
 workload: {tensors: [{name: w, count: 500000}, {name: v, count: 250000}], batch_size: 1, forward: 10 ms}
 schedules:
   - {kind: sync, bucket_size: 1 MB, first_bucket_size: 1 MB}
@@ -41,9 +42,7 @@ def ring(nodes, per_node, nbytes=NBYTES, overhead_s=0.0, **settings):
         gpus_per_node=per_node,
         fabric=FABRIC,
         network=NETWORK,
-        library="gloo",
-        chunkwise=True,
-        collective_overhead_s=overhead_s,
+        collectives={"library": "gloo", "chunkwise": True, "overhead_s": overhead_s},
     )
     op = AllReduce("sum", Group(nodes * per_node))
     workload = Workload(tensors=(Tensor(name="none", count=1),), batch_size=1, forward_s=0.0)
@@ -125,7 +124,8 @@ def test_engines_agree_to_the_last_bit_and_with_who_looks_on():
             assert_array_equal(getattr(by_des, times), getattr(watched, times))
         assert [each.time_s for each in seen] == sorted(each.time_s for each in seen)
         together = simulate(
-            scenario.changed(cluster=scenario.cluster.model_copy(update={"chunkwise": False})), label=schedule.name
+            scenario.changed(cluster=scenario.cluster.model_copy(update={"collectives": {"chunkwise": False}})),
+            label=schedule.name,
         )
         assert by_des.makespan_s < together.makespan_s * (1 + 1e-9)
 
@@ -138,5 +138,5 @@ def test_actors_and_other_libraries_are_told():
 
     with pytest.raises(UnsupportedError, match="chunkwise: false"):
         simulate(scenario, actors=[watch])
-    nccl = scenario.changed(cluster=scenario.cluster.model_copy(update={"library": "nccl"}))
-    assert any("cluster.chunkwise has no effect" in each for each in warnings_of(nccl))
+    nccl = scenario.changed(cluster=scenario.cluster.model_copy(update={"collectives": {"library": "nccl"}}))
+    assert any("cluster.collectives.chunkwise has no effect" in each for each in warnings_of(nccl))

@@ -62,8 +62,10 @@ def shared_runs(draw, *, n_seeds=1):
         gpus_per_node=gpus,
         fabric=line,
         network=line,
-        oversubscription=draw(st.sampled_from([1, 4])),
-        host_bridge_Bps=draw(st.sampled_from([np.inf, 3e4])),
+        topology={
+            "oversubscription": draw(st.sampled_from([1, 4])),
+            "host_bridge_Bps": draw(st.sampled_from([np.inf, 3e4])),
+        },
     )
     costs = price(plan, cluster, draw(workloads()))
     assume(costs.contested)
@@ -127,7 +129,9 @@ def averaging_now_and_then(n_steps=30):
     check(plan)
     line = Link(latency_s=1e-3, bandwidth_Bps=1e6)
     workload = Workload(tensors=(Tensor(name="w", count=1_000),), batch_size=1, forward_s=0.1, backward_s=0.2)
-    costs = price(plan, Cluster(nodes=4, gpus_per_node=1, fabric=line, network=line, oversubscription=4), workload)
+    costs = price(
+        plan, Cluster(nodes=4, gpus_per_node=1, fabric=line, network=line, topology={"oversubscription": 4}), workload
+    )
     delays = np.random.default_rng(0).random((2, n_steps, 4)) * 1e-3
     return plan, costs, {"host": delays}
 

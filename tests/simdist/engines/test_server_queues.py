@@ -73,7 +73,7 @@ def test_a_receiving_end_that_is_slower_than_the_sending_one(op: type[Reduce | B
 
 def test_collectives_on_the_host_pass_its_processes_and_the_bus() -> None:
     """2 nodes x 2 ranks, a ring of 6 rounds of 4 B: over a process 24 B, over a NIC as many; 16 B copied twice."""
-    cluster = CLUSTER.model_copy(update={"gpus_per_node": 2, "host_reduction_Bps": 2.0})
+    cluster = CLUSTER.model_copy(update={"gpus_per_node": 2, "host": {"reduction_Bps": 2.0}})
     cluster = cluster.model_copy(update={"device": cluster.device.model_copy(update={"host_bandwidth_Bps": 16.0})})
     op = AllReduce("grad", Group(4), algorithm="ring")
     buffer = Buffer("grad", 4, tensors=(0, 1), initialized=True)

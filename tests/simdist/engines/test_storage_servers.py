@@ -44,7 +44,7 @@ def simulated(scenario):
     """Return the trace of the event engine, which the fast one equals."""
     built = build(scenario, scenario.schedules[0])
     trace = des.simulate(built.plan, built.costs, delays(scenario), traffic=traffic(scenario, built.costs, 0))
-    if not scenario.has_links and not scenario.data:  # of which fast takes none
+    if not scenario.has_links and not scenario.input.data:  # of which fast takes none
         again = fast.simulate(built.plan, built.costs, delays(scenario))
         np.testing.assert_allclose(again.end_s, trace.end_s, rtol=1e-9)
     return trace
@@ -85,10 +85,9 @@ cluster:
   gpus_per_node: 1
   fabric: ideal
   network: ideal
-  storage: {latency: 0 s, bandwidth: 1 MB/s, operations: 10, servers: SERVERS}
+  storage: {latency: 0 s, bandwidth: 1 MB/s, operations_per_s: 10, servers: SERVERS}
 workload: {tensors: [{name: w, count: 10}], batch_size: 4, sample_size: 1 kB, forward: 1 ms}
-data: {samples: 24, file_size: 100 kB}
-input: {source: storage}
+input: {source: storage, data: {samples: 24, file_size: 100 kB}}
 steps: 1 epoch
 schedules: [{kind: sync}]
 """

@@ -143,7 +143,7 @@ def test_a_collective_that_blocks_takes_what_its_last_member_takes_in_the_mean()
 def test_links_of_a_sharded_job_give_gathers_and_reduce_scatters_back(library) -> None:
     """gloo carries out a reduce-scatter as an all_reduce, which takes twice as long as a gather."""
     link = Link.model_validate({"table": [(10_000, 1e-4), (250_000, 2e-3), (256_000_000, 2.0)]})
-    cluster = Cluster(nodes=4, gpus_per_node=1, fabric=Link.ideal(), network=link, library=library)
+    cluster = Cluster(nodes=4, gpus_per_node=1, fabric=Link.ideal(), network=link, collectives={"library": library})
     group = Group(4)
     times = [
         CollectiveTimes(kind, nbytes, (0, 1, 2, 3), True, 8, predicted_s(cluster, group, nbytes, kind), 0.0, True)
@@ -168,7 +168,9 @@ def test_links_of_a_sharded_job_give_gathers_and_reduce_scatters_back(library) -
 )
 def test_a_link_that_cannot_give_each_time_back_gives_all_of_them_together_back(measured_s) -> None:
     """On busy cores smaller collectives take longer than larger ones, as on no link."""
-    cluster = Cluster(nodes=4, gpus_per_node=1, fabric=Link.ideal(), network=Link.ideal(), library="gloo")
+    cluster = Cluster(
+        nodes=4, gpus_per_node=1, fabric=Link.ideal(), network=Link.ideal(), collectives={"library": "gloo"}
+    )
     calls = dict(zip(measured_s, (16, 2, 5), strict=True))
     times = [
         CollectiveTimes(kind, nbytes, (0, 1, 2, 3), True, calls[kind, nbytes], seconds, 0.0, True)
@@ -232,7 +234,7 @@ def test_the_links_give_the_measured_times_back() -> None:
 def test_the_links_give_times_back_where_nccl_might_take_a_tree(gpus_per_node: int) -> None:
     truth = without_input(n_ranks=8, n_steps=4, gpus_per_node=gpus_per_node)
     imported = import_job(profiles_of(truth, "cuda"), name="job")
-    assert imported.scenario.cluster.library == "nccl"
+    assert imported.scenario.cluster.collectives.library == "nccl"
     for bucket in truth.buckets:
         cluster = imported.scenario.cluster
         assert predicted_s(cluster, Group(8), bucket.nbytes) == pytest.approx(bucket.transfer_s, rel=2e-3)

@@ -30,7 +30,7 @@ from simdist.whatif import find_gains, find_slowdown
 
 ROOT = Path(__file__).parents[3]
 JOB = load(ROOT / "docs" / "examples" / "first.yaml").changed(steps=8, schedules=["sync", "local-4"])
-STALLS = load(ROOT / "docs" / "examples" / "stalls.yaml").changed({"data.samples": 512, "steps": "2 epochs"})
+STALLS = load(ROOT / "docs" / "examples" / "stalls.yaml").changed({"input.data.samples": 512, "steps": "2 epochs"})
 
 
 class StoppedError(BaseException):

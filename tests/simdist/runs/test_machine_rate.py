@@ -14,7 +14,7 @@ cluster:
   fabric: {{latency: 5 us, bandwidth: 10 GB/s}}
   network: {{latency: 30 us, bandwidth: 25 Gbit/s}}
 workload: {{tensors: [{{name: a, count: 10000000}}], batch_size: 32, forward: 30 ms, backward: 60 ms, optimize: 1 ms}}
-disturbances: [{{kind: interference, machine_rate: {rate}, noise: {noise}}}]
+disturbances: [{{kind: interference, machine_samples_per_s: {rate}, noise: {noise}}}]
 schedules: {schedules}
 steps: 400
 """
@@ -32,13 +32,13 @@ def test_one_machine_runs_at_the_rate_that_was_measured(noise):
 
 def test_more_machines_lose_as_much_or_more_with_noise():
     steps = [compare(scenario(1200.0, nodes=16, noise=noise), n_seeds=5)[0].step_s for noise in (0.0, 1.0)]
-    lost_s = lost_share(scenario(1200.0), Interference(machine_rate_per_s=1200.0)) * 0.09
+    lost_s = lost_share(scenario(1200.0), Interference(machine_samples_per_s=1200.0)) * 0.09
     harmonic = {n: sum(1 / i for i in range(1, n + 1)) for n in (4, 64)}
     assert steps[1] - steps[0] == pytest.approx(lost_s * (harmonic[64] / harmonic[4] - 1), rel=0.03)
 
 
 def test_the_same_share_is_lost_by_every_schedule_and_number_of_machines():
-    of = Interference(machine_rate_per_s=1200.0)
+    of = Interference(machine_samples_per_s=1200.0)
     shares = {
         lost_share(scenario(1200.0, nodes=nodes, schedules=schedules), of)
         for nodes in (1, 4)
@@ -48,7 +48,7 @@ def test_the_same_share_is_lost_by_every_schedule_and_number_of_machines():
 
 
 def test_a_machine_that_is_measured_as_fast_as_simulated_loses_nothing():
-    assert lost_share(scenario(5000.0), Interference(machine_rate_per_s=5000.0)) == 0.0
+    assert lost_share(scenario(5000.0), Interference(machine_samples_per_s=5000.0)) == 0.0
     assert lost_share(scenario(1.0), Interference(lost=0.25)) == 0.25
 
 
@@ -61,7 +61,7 @@ def test_what_nobody_measured_may_be_uncertain_beside_the_rate_of_a_machine():
 
 
 def test_a_rate_of_one_gpu_in_place_of_a_machine_is_refused():
-    with pytest.raises(ScenarioError, match=r"machine_rate 300 samples/s is far less .* rate of all 4 GPUs"):
+    with pytest.raises(ScenarioError, match=r"machine_samples_per_s 300 samples/s is far less .* rate of all 4 GPUs"):
         compare(scenario(300.0))
 
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from commandline import call
+from flat_clusters import grouped
 
 from simdist.errors import ScenarioError
 from simdist.runs.nccl_tests import fitted, placed, read_table, simulated_s, with_launches
@@ -45,7 +46,7 @@ def line(nbytes, seconds, factor):
 
 
 def preset(name, **update):
-    return load_cluster(presets.path("clusters", name)).model_copy(update=update)
+    return load_cluster(presets.path("clusters", name)).model_copy(update=grouped(update))
 
 
 def test_a_table_has_the_times_out_of_place_and_the_ranks():
@@ -148,7 +149,7 @@ def test_in_one_node_a_table_gives_the_fabric_and_the_overhead():
     table = read_table(output(rows, nodes=1), name="t.txt")
     found, _ = fitted(table, placed(table, preset("dgx-a100"), nodes=None, gpus_per_node=None))
     assert found.fabric.efficiency == pytest.approx(0.5, rel=2e-3)
-    assert found.collective_overhead_s == pytest.approx(11e-6, rel=2e-3)
+    assert found.collectives.overhead_s == pytest.approx(11e-6, rel=2e-3)
 
 
 def test_what_no_value_gives_is_noted_and_stays():
@@ -163,7 +164,7 @@ def test_what_no_value_gives_is_noted_and_stays():
 def test_one_process_for_all_gpus_is_told_by_its_id_and_gives_the_launch():
     table = read_table(output([(8, 40e-6), (2**30, 8e-3)], nodes=1, one_process=True), name="t.txt")
     assert table.one_process
-    assert with_launches(table, preset("dgx-a100", nodes=1)).launch_s == pytest.approx(5e-6)
+    assert with_launches(table, preset("dgx-a100", nodes=1)).collectives.launch_s == pytest.approx(5e-6)
 
 
 def test_messages_become_the_table_of_the_link_whose_times_do_not_shrink():
@@ -222,7 +223,7 @@ def test_a_link_that_is_told_has_no_doubt_and_all_others_stay(tmp_path):
     both = ["machine", "machines"]
     assert doubts(start) == [*both, "fabric", "network"]
     slower = start.network.model_copy(update={"efficiency": 0.7})
-    one_card = start.model_copy(update={"nics_per_node": 1})
+    one_card = start.model_copy(update={"topology": {"nics_per_node": 1}})
     found, notes = fitted(measured(one_card, "all_reduce", 8, 2**33, network=slower), one_card)
     assert notes == []
     assert doubts(found) == [*both, "fabric"]
@@ -278,11 +279,11 @@ def test_the_smallest_size_of_one_process_tells_launches_and_no_overhead():
     start = preset("dgx-a100", nodes=1)
     table = read_table(output([(8, 40e-6), (2**30, 9e-3)], nodes=1, one_process=True), name="t.txt")
     found, notes = fitted(table, with_launches(table, start))
-    assert found.launch_s == pytest.approx(5e-6)
-    assert found.collective_overhead_s == start.collective_overhead_s
+    assert found.collectives.launch_s == pytest.approx(5e-6)
+    assert found.collectives.overhead_s == start.collectives.overhead_s
     assert notes[-2:] == [
-        "collective_overhead stays: the smallest size tells the launches of one process",
-        "launch is of one process for all GPUs: set it to 0 s for a process per GPU",
+        "collectives.overhead stays: the smallest size tells the launches of one process",
+        "collectives.launch is of one process for all GPUs: set it to 0 s for a process per GPU",
     ]
 
 
@@ -291,7 +292,7 @@ def test_messages_of_one_process_include_its_launches():
     table = read_table(output(rows, op="sendrecv", nodes=1, gpus=2, one_process=True), name="t.txt")
     start = preset("dgx-a100", nodes=1, gpus_per_node=2)
     found, notes = fitted(table, with_launches(table, start))
-    assert found.launch_s == start.launch_s == 0
+    assert found.collectives.launch_s == start.collectives.launch_s == 0
     assert notes == ["the times of messages include launches of one process for all GPUs"]
 
 

@@ -25,12 +25,13 @@ cluster:
   disk: {read: 2 GB/s, write: 1 GB/s}
   memory: {bandwidth: 8 GB/s}
 workload: {tensors: [{name: weight, count: 1000}], batch_size: 8, forward: 20 ms, sample_size: 150 kB}
-data: {samples: 330, file_size: 110 kB}
+input:
+  source: storage
+  data: {samples: 330, file_size: 110 kB}
 steps: 3 epochs
-input: {source: storage}
 schedules:
   - {kind: sync}
-  - {kind: sync, data: datacache}
+  - {kind: sync, input: {policy: datacache}}
 """
 
 
@@ -71,7 +72,7 @@ def test_scenario_becomes_the_data_set_of_its_plans() -> None:
         ("file_size: 110 kB", "file_size: 110 kB, shuffle: node, eviction: lru, start: warm, seed: 5"),
         ("write: 1 GB/s", "write: 1 GB/s, capacity: 20 MB"),
         ("8 GB/s", "8 GB/s, capacity: 30 MB"),
-        ("source: storage", "source: storage, readers: 3, decode_workers: 4"),
+        ("source: storage", "source: storage\n  readers: 3\n  decode_workers: 4"),
     ]
     assert dataset(loads(GOOD)) == Dataset(330, 8, 2, 150_000, (110_000,))
     assert dataset(loads(edited(*edits))) == Dataset(
@@ -115,7 +116,7 @@ def test_index_tells_how_many_samples_there_are(tmp_path: Path) -> None:
     built = dataset(loads(text))
     assert (built.n_samples, built.file_nbytes) == (70, tuple(range(1000, 1070)))
     wrong = edited(("110 kB", f"{{index: {path}}}"))
-    assert message_of(wrong) == "x.yaml:10: data.samples: 330, but file_size lists 70: leave samples out"
+    assert message_of(wrong) == "x.yaml:12: input.data.samples: 330, but file_size lists 70: leave samples out"
 
 
 @pytest.mark.parametrize(
@@ -138,19 +139,19 @@ def test_index_tells_how_many_samples_there_are(tmp_path: Path) -> None:
 def test_broken_index_is_refused_with_its_line(tmp_path: Path, lines: list[str], message: str) -> None:
     path = write_index(tmp_path, *lines)
     found = message_of(edited(("110 kB", f"{{index: {path}}}")))
-    assert found == "x.yaml:10: data.file_size: " + message.format(path=path)
+    assert found == "x.yaml:12: input.data.file_size: " + message.format(path=path)
 
 
 def test_file_that_is_no_index_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "sizes.csv"
     path.write_text("file,size\na,1\n", encoding="utf-8")
     found = message_of(edited(("110 kB", f"{{index: {path}}}")))
-    assert found == f"x.yaml:10: data.file_size: {path}:1: 'file,size': the header is name,label,nbytes,crc32"
+    assert found == f"x.yaml:12: input.data.file_size: {path}:1: 'file,size': the header is name,label,nbytes,crc32"
     found = message_of(edited(("110 kB", f"{{index: {tmp_path / 'none.csv'}}}")))
-    assert found.startswith("x.yaml:10: data.file_size: cannot read '")
+    assert found.startswith("x.yaml:12: input.data.file_size: cannot read '")
     assert found.endswith("': No such file or directory")
     assert message_of(edited(("110 kB", "{index: 3}"))) == (
-        "x.yaml:10: data.file_size: {'index': 3} is not a file: write e.g. {index: index.csv}"
+        "x.yaml:12: input.data.file_size: {'index': 3} is not a file: write e.g. {index: index.csv}"
     )
 
 
@@ -160,7 +161,7 @@ def test_file_that_is_no_index_is_refused(tmp_path: Path) -> None:
 def test_index_that_is_no_text_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "index.csv"
     path.write_bytes(content)
-    assert message_of(edited(("110 kB", f"{{index: {path}}}"))).startswith("x.yaml:10: data.file_size: ")
+    assert message_of(edited(("110 kB", f"{{index: {path}}}"))).startswith("x.yaml:12: input.data.file_size: ")
 
 
 # ---------------------------------------------------------------- refused
@@ -169,48 +170,48 @@ def test_index_that_is_no_text_is_refused(tmp_path: Path, content: bytes) -> Non
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("data: datacache", "data: cached", "x.yaml:15: schedules[1].data: 'cached': write 'naive', 'files', 'memory', 'datacache' or 'staged'"),
-        ("110 kB}", "110 kB, policy: cached}", "x.yaml:10: data.policy: 'cached': write 'naive', 'files', 'memory', 'datacache' or 'staged'"),
-        ("110 kB}", "110 kB, shuffle: yes}", "x.yaml:10: data.shuffle: 'yes': write 'global', 'node' or 'none'"),
-        ("110 kB}", "110 kB, eviction: fifo}", "x.yaml:10: data.eviction: 'fifo': write 'none' or 'lru'"),
-        ("110 kB}", "110 kB, start: hot}", "x.yaml:10: data.start: 'hot': write 'cold' or 'warm'"),
-        ("110 kB}", "110 kB, seed: -1}", "x.yaml:10: data.seed: -1: write at least 0"),
-        ("110 kB}", "110}", "x.yaml:10: data.file_size: 110: a size needs a unit: write e.g. 45 MB"),
-        ("110 kB}", "{median: 1 kB}}", "x.yaml:10: data.file_size.sigma: required key 'sigma' is missing: write e.g. sigma: 1.5"),
-        ("110 kB}", "{median: 1 kB, sigma: 1, mean: 1 kB}}", "x.yaml:10: data.file_size.mean: unknown key 'mean': did you mean 'median'?"),
-        ("110 kB}", "{median: 1 kB, sigma: 0}}", "x.yaml:10: data.file_size.sigma: 0 is not a factor: write a finite number above 0"),
-        ("110 kB}", "{median: 1 kB, sigma: 11}}", "x.yaml:10: data.file_size.sigma: 11: write at most 10"),
-        ("110 kB}", "0 B}", "x.yaml:10: data.file_size: '0 B': a file has 1 B or more"),
-        ("110 kB}", "1.2 TB}", "x.yaml:10: data.file_size: '1.2 TB': a file has 1.1 TB (2^40 B) or less"),
-        ("110 kB}", "[1 kB, 1 PB]}", "x.yaml:10: data.file_size: '1 PB': a file has 1.1 TB (2^40 B) or less"),
-        ("110 kB}", "{median: 1 kB, sigma: 10}}", "x.yaml:10: data.file_size: {median: 1 kB, sigma: 10} draws files of up to 4.77 TB; a file has 1.1 TB (2^40 B) or less: write a smaller median or sigma"),
-        ("samples: 330, file_size: 110 kB", "samples: 2e9, file_size: 1 TB", "x.yaml:10: data.file_size: 2,000,000,000 files have 2000000 PB; all of a data set have 4612 PB (2^62 B) or less"),
-        ("samples: 330", "samples: 3e9", "x.yaml:10: data.samples: 3000000000.0: write at most 2147483648"),
-        ("110 kB}", "[]}", "x.yaml:10: data.file_size: []: write the size of one file or more"),
-        ("110 kB}", "[1 kB, 2]}", "x.yaml:10: data.file_size: 2: a size needs a unit: write e.g. 45 MB"),
-        ("110 kB}", "[1 kB, 2 kB]}", "x.yaml:10: data.samples: 330, but file_size lists 2: leave samples out"),
-        ("samples: 330, ", "", "x.yaml:10: data.samples: how many samples are there? Write e.g. samples: 1281167"),
-        ("samples: 330", "samples: 0", "x.yaml:10: data.samples: 0: write at least 1"),
-        ("samples: 330", "samples: 31", "x.yaml:10: data.samples: 31: a step of 4 ranks reads 32, and an epoch has one step or more"),
-        ("samples: 330", "sample: 330", "x.yaml:10: data.sample: unknown key 'sample': did you mean 'samples'?"),
-        (", file_size: 110 kB", "", "x.yaml:10: data.file_size: required key 'file_size' is missing: write e.g. file_size: 110 kB"),
-        ("3 epochs", "0 epochs", "x.yaml:11: steps: '0 epochs': write 1 epoch or more"),
-        ("3 epochs", "3 epoch s", "x.yaml:11: steps: '3 epoch s' is not a whole number: write e.g. 8"),
-        ("3 epochs", "2.5 epochs", "x.yaml:11: steps: '2.5 epochs' is not a whole number of epochs: write e.g. 2 epochs"),
-        ("  disk: {read: 2 GB/s, write: 1 GB/s}\n", "", "x.yaml:14: schedules[1].data: datacache keeps files on local disks: write cluster.disk, e.g. {read: 2 GB/s, write: 1 GB/s}"),
-        ("  memory: {bandwidth: 8 GB/s}\n", "", "x.yaml:14: schedules[1].data: datacache keeps samples in memory: write cluster.memory, e.g. {bandwidth: 10 GB/s, capacity: 200 GB}"),
-        ("  storage: {latency: 1 ms, bandwidth: 1 GB/s}\n", "", "x.yaml:11: input.source: 'storage': the cluster has none, write cluster.storage or another source"),
+        ("policy: datacache", "policy: cached", "x.yaml:16: schedules[1].input.policy: 'cached': write 'naive', 'files', 'memory', 'datacache' or 'staged'"),
+        ("110 kB}", "110 kB, policy: cached}", "x.yaml:12: input.data.policy: 'cached': write 'naive', 'files', 'memory', 'datacache' or 'staged'"),
+        ("110 kB}", "110 kB, shuffle: yes}", "x.yaml:12: input.data.shuffle: 'yes': write 'global', 'node' or 'none'"),
+        ("110 kB}", "110 kB, eviction: fifo}", "x.yaml:12: input.data.eviction: 'fifo': write 'none' or 'lru'"),
+        ("110 kB}", "110 kB, start: hot}", "x.yaml:12: input.data.start: 'hot': write 'cold' or 'warm'"),
+        ("110 kB}", "110 kB, seed: -1}", "x.yaml:12: input.data.seed: -1: write at least 0"),
+        ("110 kB}", "110}", "x.yaml:12: input.data.file_size: 110: a size needs a unit: write e.g. 45 MB"),
+        ("110 kB}", "{median: 1 kB}}", "x.yaml:12: input.data.file_size.sigma: required key 'sigma' is missing: write e.g. sigma: 1.5"),
+        ("110 kB}", "{median: 1 kB, sigma: 1, mean: 1 kB}}", "x.yaml:12: input.data.file_size.mean: unknown key 'mean': did you mean 'median'?"),
+        ("110 kB}", "{median: 1 kB, sigma: 0}}", "x.yaml:12: input.data.file_size.sigma: 0 is not a factor: write a finite number above 0"),
+        ("110 kB}", "{median: 1 kB, sigma: 11}}", "x.yaml:12: input.data.file_size.sigma: 11: write at most 10"),
+        ("110 kB}", "0 B}", "x.yaml:12: input.data.file_size: '0 B': a file has 1 B or more"),
+        ("110 kB}", "1.2 TB}", "x.yaml:12: input.data.file_size: '1.2 TB': a file has 1.1 TB (2^40 B) or less"),
+        ("110 kB}", "[1 kB, 1 PB]}", "x.yaml:12: input.data.file_size: '1 PB': a file has 1.1 TB (2^40 B) or less"),
+        ("110 kB}", "{median: 1 kB, sigma: 10}}", "x.yaml:12: input.data.file_size: {median: 1 kB, sigma: 10} draws files of up to 4.77 TB; a file has 1.1 TB (2^40 B) or less: write a smaller median or sigma"),
+        ("samples: 330, file_size: 110 kB", "samples: 2e9, file_size: 1 TB", "x.yaml:12: input.data.file_size: 2,000,000,000 files have 2000000 PB; all of a data set have 4612 PB (2^62 B) or less"),
+        ("samples: 330", "samples: 3e9", "x.yaml:12: input.data.samples: 3000000000.0: write at most 2147483648"),
+        ("110 kB}", "[]}", "x.yaml:12: input.data.file_size: []: write the size of one file or more"),
+        ("110 kB}", "[1 kB, 2]}", "x.yaml:12: input.data.file_size: 2: a size needs a unit: write e.g. 45 MB"),
+        ("110 kB}", "[1 kB, 2 kB]}", "x.yaml:12: input.data.samples: 330, but file_size lists 2: leave samples out"),
+        ("samples: 330, ", "", "x.yaml:12: input.data.samples: how many samples are there? Write e.g. samples: 1281167"),
+        ("samples: 330", "samples: 0", "x.yaml:12: input.data.samples: 0: write at least 1"),
+        ("samples: 330", "samples: 31", "x.yaml:12: input.data.samples: 31: a step of 4 ranks reads 32, and an epoch has one step or more"),
+        ("samples: 330", "sample: 330", "x.yaml:12: input.data.sample: unknown key 'sample': did you mean 'samples'?"),
+        (", file_size: 110 kB", "", "x.yaml:12: input.data.file_size: required key 'file_size' is missing: write e.g. file_size: 110 kB"),
+        ("3 epochs", "0 epochs", "x.yaml:13: steps: '0 epochs': write 1 epoch or more"),
+        ("3 epochs", "3 epoch s", "x.yaml:13: steps: '3 epoch s' is not a whole number: write e.g. 8"),
+        ("3 epochs", "2.5 epochs", "x.yaml:13: steps: '2.5 epochs' is not a whole number of epochs: write e.g. 2 epochs"),
+        ("  disk: {read: 2 GB/s, write: 1 GB/s}\n", "", "x.yaml:15: schedules[1].input.policy: datacache keeps files on local disks: write cluster.disk, e.g. {read: 2 GB/s, write: 1 GB/s}"),
+        ("  memory: {bandwidth: 8 GB/s}\n", "", "x.yaml:15: schedules[1].input.policy: datacache keeps samples in memory: write cluster.memory, e.g. {bandwidth: 10 GB/s, capacity: 200 GB}"),
+        ("  storage: {latency: 1 ms, bandwidth: 1 GB/s}\n", "", "x.yaml:10: input.source: 'storage': the cluster has none, write cluster.storage or another source"),
         ("write: 1 GB/s", "write: 0 GB/s", "x.yaml:7: cluster.disk.write: "),
         ("bandwidth: 8 GB/s", "bandwidth: 0", "x.yaml:8: cluster.memory.bandwidth: "),
-        ("source: storage", "source: storage, readers: 0", "x.yaml:12: input.readers: 0: write at least 1"),
+        ("source: storage", "source: storage\n  readers: 0", "x.yaml:12: input.readers: 0: write at least 1"),
         (
             "source: storage",
-            "source: storage, num_workers: 4",
+            "source: storage\n  num_workers: 4",
             "x.yaml:12: input.num_workers: unknown key 'num_workers': workers of torch's DataLoader read and decode "
             "whole batches, which is not modelled; write readers and prefetch as under 'A DataLoader with workers' in "
             "docs/how-to/find-data-stalls.md",
         ),
-        ("data: datacache", "decode_workers: 0", "x.yaml:15: schedules[1].decode_workers: 0: write at least 1"),
+        ("policy: datacache", "decode_workers: 0", "x.yaml:16: schedules[1].input.decode_workers: 0: write at least 1"),
     ],
 )  # fmt: skip
 def test_broken_data_set_is_named_with_its_line_and_path(old: str, new: str, message: str) -> None:
@@ -219,11 +220,11 @@ def test_broken_data_set_is_named_with_its_line_and_path(old: str, new: str, mes
     assert len(found.splitlines()) == 1
 
 
-@pytest.mark.parametrize("key", ["data: files", "readers: 3", "decode_workers: 2"])
+@pytest.mark.parametrize("key", ["policy: files", "readers: 3", "decode_workers: 2"])
 def test_schedule_that_reads_a_data_set_that_is_not_there_is_refused(key: str) -> None:
-    text = edited(("data: {samples: 330, file_size: 110 kB}\n", ""), ("3 epochs", "3"), ("data: datacache", key))
-    hint = "there is no data set to read: write data: {samples: ..., file_size: ...} in the scenario"
-    assert message_of(text) == f"x.yaml:14: schedules[1].{key.split(':')[0]}: {hint}"
+    text = edited(("  data: {samples: 330, file_size: 110 kB}\n", ""), ("3 epochs", "3"), ("policy: datacache", key))
+    hint = "there is no data set to read: write input.data: {samples: ..., file_size: ...} in the scenario"
+    assert message_of(text) == f"x.yaml:15: schedules[1].input.{key.split(':')[0]}: {hint}"
 
 
 def test_sizes_that_are_drawn_are_refused_only_if_one_of_them_is_too_large() -> None:
@@ -234,15 +235,16 @@ def test_sizes_that_are_drawn_are_refused_only_if_one_of_them_is_too_large() -> 
 
 
 def test_epochs_of_no_data_set_are_refused() -> None:
-    text = edited(("data: {samples: 330, file_size: 110 kB}\n", ""), (", data: datacache", ", label: two"))
-    hint = "how many samples are there? Write data: {samples: ..., file_size: ...}"
-    assert message_of(text) == f"x.yaml:10: steps: '3 epochs': {hint}"
+    text = edited(("  data: {samples: 330, file_size: 110 kB}\n", ""), (", input: {policy: datacache}", ", label: two"))
+    hint = "how many samples are there? Write input.data: {samples: ..., file_size: ...}"
+    assert message_of(text) == f"x.yaml:12: steps: '3 epochs': {hint}"
 
 
 def test_schedules_that_differ_in_their_input_have_labels_that_tell() -> None:
     text = (
         GOOD
-        + "  - {kind: sync, data: files, prefetch: 4, readers: 2, decode_workers: 3}\n  - {kind: sync, prefetch: 4}\n"
+        + "  - {kind: sync, input: {policy: files, prefetch: 4, readers: 2, decode_workers: 3}}\n"
+        + "  - {kind: sync, input: {prefetch: 4}}\n"
     )
     names = [schedule.name for schedule in loads(text).schedules]
     assert names == ["sync", "sync+datacache", "sync+files+prefetch4+readers2+workers3", "sync+prefetch4"]
@@ -254,20 +256,20 @@ def test_schedules_that_differ_in_their_input_have_labels_that_tell() -> None:
 @pytest.mark.parametrize(
     ("edits", "warnings"),
     [
-        ([("source: storage", "source: device"), (", data: datacache", ", label: two")], [
-            "data has no effect: with input.source device nothing is read",
+        ([("source: storage", "source: device"), (", input: {policy: datacache}", ", label: two")], [
+            "input.data has no effect: with input.source device nothing is read",
             "cluster.storage has no effect: with input.source device nothing reads from it",
         ]),
         ([("source: storage", "source: memory")], [
-            "data has no effect: with input.source memory nothing is read",
+            "input.data has no effect: with input.source memory nothing is read",
             "cluster.storage has no effect: with input.source memory nothing reads from it",
-            "schedules[1].data has no effect: with input.source memory nothing is read",
+            "schedules[1].input.policy has no effect: with input.source memory nothing is read",
         ]),
-        ([("data: datacache", "data: files")], ["cluster.memory has no effect: the policies files, naive keep no samples"]),
-        ([("data: datacache", "data: memory")], ["cluster.disk has no effect: the policies memory, naive keep no files"]),
-        ([("{kind: sync}", "{kind: sync, data: files}"), ("110 kB", "110 kB, policy: staged")], ["data.policy has no effect: every schedule has its own"]),
-        ([("data: datacache", "data: memory"), ("110 kB", "110 kB, start: warm"), ("  disk: {read: 2 GB/s, write: 1 GB/s}\n", "")], ["data.start has no effect: the policies memory, naive keep no files"]),
-        ([("{kind: sync}\n", ""), ("  - {kind: sync, data: datacache}", "{kind: sync}")], [
+        ([("policy: datacache", "policy: files")], ["cluster.memory has no effect: the policies files, naive keep no samples"]),
+        ([("policy: datacache", "policy: memory")], ["cluster.disk has no effect: the policies memory, naive keep no files"]),
+        ([("{kind: sync}", "{kind: sync, input: {policy: files}}"), ("110 kB", "110 kB, policy: staged")], ["input.data.policy has no effect: every schedule has its own"]),
+        ([("policy: datacache", "policy: memory"), ("110 kB", "110 kB, start: warm"), ("  disk: {read: 2 GB/s, write: 1 GB/s}\n", "")], ["input.data.start has no effect: the policies memory, naive keep no files"]),
+        ([("{kind: sync}\n", ""), ("  - {kind: sync, input: {policy: datacache}}", "{kind: sync}")], [
             "cluster.disk has no effect: the policy naive keeps no files",
             "cluster.memory has no effect: the policy naive keeps no samples",
         ]),
@@ -277,24 +279,24 @@ def test_schedules_that_differ_in_their_input_have_labels_that_tell() -> None:
         ]),
         ([("write: 1 GB/s", "write: 1 GB/s, capacity: 110 kB"), ("8 GB/s", "8 GB/s, capacity: 149 kB")], ["cluster.memory has no effect: its capacity of 149 kB holds no sample"]),
         ([("write: 1 GB/s", "write: 1 GB/s, latency: 10 ms")], [
-            "cluster.disk.latency of 10 ms is that of a hard disk, which does 100 files per second, and operations are unlimited: write operations: 100",
+            "cluster.disk.latency of 10 ms is that of a hard disk, which does 100 files per second, and operations_per_s is unlimited: write operations_per_s: 100",
         ]),
-        ([("write: 1 GB/s", "write: 1 GB/s, latency: 10 ms, operations: 100")], []),
+        ([("write: 1 GB/s", "write: 1 GB/s, latency: 10 ms, operations_per_s: 100")], []),
         ([("write: 1 GB/s", "write: 1 GB/s, latency: 90 us")], []),
-        ([("110 kB", "110 kB, eviction: lru")], ["data.eviction has no effect: nothing that is kept has a capacity"]),
+        ([("110 kB", "110 kB, eviction: lru")], ["input.data.eviction has no effect: nothing that is kept has a capacity"]),
         ([("110 kB", "110 kB, eviction: lru"), ("8 GB/s", "8 GB/s, capacity: 1 GB")], []),
-        ([("110 kB", "110 kB, eviction: lru"), ("write: 1 GB/s", "write: 1 GB/s, capacity: 1 GB"), ("data: datacache", "data: staged"), ("  memory: {bandwidth: 8 GB/s}\n", "")], [
-            "data.eviction has no effect: what is staged in stays, and nothing else that is kept has a capacity",
+        ([("110 kB", "110 kB, eviction: lru"), ("write: 1 GB/s", "write: 1 GB/s, capacity: 1 GB"), ("policy: datacache", "policy: staged"), ("  memory: {bandwidth: 8 GB/s}\n", "")], [
+            "input.data.eviction has no effect: what is staged in stays, and nothing else that is kept has a capacity",
         ]),
-        ([("110 kB", "110 kB, shuffle: none, seed: 3")], ["data.seed has no effect: nothing of the data set is random"]),
+        ([("110 kB", "110 kB, shuffle: none, seed: 3")], ["input.data.seed has no effect: nothing of the data set is random"]),
         ([("110 kB", "{median: 1 kB, sigma: 1}, shuffle: none, seed: 3")], []),
-        ([("  nodes: 2", "  nodes: 2\n  cores_per_node: 8")], ["cluster.cores_per_node has no effect: workload.decode is 0"]),
-        ([("  nodes: 2", "  nodes: 2\n  cores_per_node: 8"), ("150 kB", "150 kB, decode: 4 ms")], []),
-        ([("data: {samples: 330, file_size: 110 kB}\n", ""), ("3 epochs", "30"), (", data: datacache", ", label: two"), ("source: storage", "source: storage, readers: 4, decode_workers: 2"), ("150 kB", "150 kB, decode: 4 ms"), ("1 ms,", "1 ms, open: 2 ms, operations: 10000,")], [
+        ([("  nodes: 2", "  nodes: 2\n  host: {cores_per_node: 8}")], ["cluster.host.cores_per_node has no effect: workload.decode is 0"]),
+        ([("  nodes: 2", "  nodes: 2\n  host: {cores_per_node: 8}"), ("150 kB", "150 kB, decode: 4 ms")], []),
+        ([("  data: {samples: 330, file_size: 110 kB}\n", ""), ("3 epochs", "30"), (", input: {policy: datacache}", ", label: two"), ("source: storage", "source: storage\n  readers: 4\n  decode_workers: 2"), ("150 kB", "150 kB, decode: 4 ms"), ("1 ms,", "1 ms, open: 2 ms, operations_per_s: 10000,")], [
             "input.readers has no effect: without data a batch is one request",
             "input.decode_workers has no effect: without data a batch is one request",
             "cluster.storage.open has no effect: without data a batch is one request",
-            "cluster.storage.operations has no effect: without data a batch is one request",
+            "cluster.storage.operations_per_s has no effect: without data a batch is one request",
             "cluster.disk has no effect: without data a batch is one request",
             "cluster.memory has no effect: without data a batch is one request",
             "workload.decode has no effect: without data a batch is one request",
@@ -307,5 +309,7 @@ def test_setting_without_effect_warns(edits: list[tuple[str, str]], warnings: li
 
 def test_data_written_in_python_equals_the_file() -> None:
     scenario: Scenario = loads(GOOD)
-    assert scenario.data == DataSettings(samples=330, file_nbytes=110_000)
-    assert scenario.changed(data=DataSettings(file_nbytes=(1000,) * 40), steps=1).data.n_samples == 40
+    assert scenario.input.data == DataSettings(samples=330, file_nbytes=110_000)
+    assert (
+        scenario.changed({"input.data": DataSettings(file_nbytes=(1000,) * 40), "steps": 1}).input.data.n_samples == 40
+    )

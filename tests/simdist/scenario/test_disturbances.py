@@ -304,7 +304,9 @@ def test_interference_costs_a_machine_what_is_lost_and_more_machines_the_longest
     assert delays.max(axis=1).mean() == pytest.approx(expected, rel=0.02)
 
 
-@pytest.mark.parametrize("settings", [{}, {"lost": 0.1, "machine_rate_per_s": 100.0}, {"lost": 0.1, "typical": True}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"lost": 0.1, "machine_samples_per_s": 100.0}, {"lost": 0.1, "typical": True}]
+)
 def test_interference_is_either_stated_or_measured(settings):
-    with pytest.raises(ValidationError, match=r"write either lost, e\.g\. 5%, or machine_rate"):
+    with pytest.raises(ValidationError, match=r"write either lost, e\.g\. 5%, or machine_samples_per_s"):
         Interference(**settings)

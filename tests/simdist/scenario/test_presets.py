@@ -168,7 +168,7 @@ def test_cluster_states_line_rates_and_keeps_below_them(
     name: str, gpus_per_node: int, nics_per_node: int, line_rate_Bps: float
 ) -> None:
     cluster = load(cluster=name).cluster
-    assert (cluster.gpus_per_node, cluster.nics_per_node) == (gpus_per_node, nics_per_node)
+    assert (cluster.gpus_per_node, cluster.topology.nics_per_node) == (gpus_per_node, nics_per_node)
     assert cluster.network.bandwidth_Bps == line_rate_Bps
     for link in (cluster.fabric, cluster.network):
         assert 0 < link.latency_s < 1e-4
@@ -177,7 +177,7 @@ def test_cluster_states_line_rates_and_keeps_below_them(
 
 @pytest.mark.parametrize("name", [name for name in CLUSTERS if name != "ideal"])
 def test_every_hardware_number_of_a_cluster_has_its_source_on_its_line(name: str) -> None:
-    measured = re.compile(r" *(latency|bandwidth|efficiency|collective_overhead|\w+_bandwidth|fp32|tf32|fp16|bf16): ")
+    measured = re.compile(r" *(latency|bandwidth|efficiency|overhead|\w+_bandwidth|fp32|tf32|fp16|bf16): ")
     lines = [line for line in presets.path("clusters", name).read_text().splitlines() if measured.match(line)]
     assert len(lines) >= 9
     assert [line for line in lines if "  # " not in line] == []

@@ -413,7 +413,7 @@ def test_dumped_scenario_loads_to_an_equal_one_without_presets(cluster):
         ("delay: 1 s", "delay: 0", "disturbances[0] has no effect: it never delays"),
         ("probability: 2%", "probability: 0", "disturbances[0] has no effect: it never delays"),
         ("transient, probability: 2%, delay: 1 s", "persistent, delay: 1 s", "seed has no effect: nothing is random"),
-        ("nodes: 2", "nodes: 1\n  oversubscription: 2", "cluster.oversubscription has no effect"),
+        ("nodes: 2", "nodes: 1\n  topology: {oversubscription: 2}", "cluster.topology.oversubscription has no effect"),
     ],
 )
 def test_setting_without_effect_warns(old, new, warning):
@@ -424,21 +424,23 @@ def test_setting_without_effect_warns(old, new, warning):
 
 
 def test_one_domain_sends_nothing_through_a_switch():
-    together = edited(("nodes: 2", "nodes: 2\n  nodes_per_domain: 2\n  oversubscription: 2"))
+    together = edited(("nodes: 2", "nodes: 2\n  topology: {nodes_per_domain: 2, oversubscription: 2}"))
     [found] = warnings_of(loads(together))
-    assert found.startswith("cluster.oversubscription has no effect: one domain of 2 nodes sends nothing through")
+    assert found.startswith(
+        "cluster.topology.oversubscription has no effect: one domain of 2 nodes sends nothing through"
+    )
     assert warnings_of(loads(together.replace("nodes_per_domain: 2", "nodes_per_domain: 1"))) == ()
     apart = loads(together).changed(schedules=[{"kind": "parameter_server", "servers": 1, "apart": True}])
     assert warnings_of(apart) == ()
 
 
-@pytest.mark.parametrize("shape", ["nodes: 1", "nodes: 2\n  nodes_per_domain: 2"])
+@pytest.mark.parametrize("shape", ["nodes: 1\n  topology: {NICS}", "nodes: 2\n  topology: {nodes_per_domain: 2, NICS}"])
 def test_machines_may_have_nics_that_one_domain_does_not_use(shape):
-    assert warnings_of(loads(edited(("nodes: 2", f"{shape}\n  nics_per_node: 2")))) == ()
+    assert warnings_of(loads(edited(("nodes: 2", shape.replace("NICS", "nics_per_node: 2"))))) == ()
 
 
 def test_network_that_one_domain_does_not_use_need_not_be_stated():
-    scenario = loads(edited(("nodes: 2", "nodes: 2\n  nodes_per_domain: 2")))
+    scenario = loads(edited(("nodes: 2", "nodes: 2\n  topology: {nodes_per_domain: 2}")))
     assert unstated(scenario.cluster, scenario.schedules) == []
     assert len(unstated(loads(edited()).cluster, scenario.schedules)) == 1
 

@@ -8,7 +8,6 @@ from pydantic import ValidationError
 from simdist.errors import ScenarioError
 from simdist.scenario import dump, load, loads
 from simdist.schedules import FSDP, HSDP, KINDS, DiLoCo, HierarchicalSGD, LocalSGD, Schedule, kinds, settings_of_name
-from simdist.schedules.base import _INPUT
 from simdist.schedules.labels import Piece
 from simdist.settings.plugins import kind_of
 
@@ -27,12 +26,15 @@ VALUES: dict[str, list[object]] = {
     "bucket_nbytes": [None, 4 * 2**20],
     "communicators": [2],
     "compression": ["fp16", "bf16"],
-    "data": ["naive", "datacache"],
-    "decode_workers": [3],
     "density": [0.001, 0.25, 1.0],
     "fragments": [2],
     "fusion": [{}],
     "inner_steps": ["by_speed"],
+    "input": [
+        *({"policy": policy} for policy in ("naive", "datacache")),
+        {"decode_workers": 3},
+        {"prefetch": 4, "readers": 2},
+    ],
     "intra_node_gradients": [True],
     "layers": [6],
     "levels": [{2: 4}, {2: 4, 4: 8, 8: "world"}],
@@ -44,11 +46,9 @@ VALUES: dict[str, list[object]] = {
     "param_dtype": DTYPES,
     "period": [8, 100],
     "placement": ["tensors", "greedy"],
-    "prefetch": [4],
     "pull": ["tensor", "step"],
     "rank": [1, 16],
     "ranks_per_worker": ["node", 4],
-    "readers": [2],
     "reshard_after_forward": [True, False, 4],
     "servers": [1, 4, "world"],
     "shard": [2, 16],
@@ -70,7 +70,7 @@ def read(label: str) -> Schedule:
 
 def pieces(cls: type[Schedule]) -> tuple[Piece, ...]:
     assert cls.label_form is not None
-    return (*cls.label_form[1], *_INPUT)
+    return cls.label_form[1]
 
 
 @st.composite
@@ -79,6 +79,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
     cls = draw(st.sampled_from(list(kinds().values())))
     shown = [each for each in pieces(cls) if each.is_required or draw(st.booleans())]
     chosen = {each.field: draw(st.sampled_from(VALUES[each.field])) for each in shown}
+    chosen |= {"input": draw(st.sampled_from(VALUES["input"]))} if draw(st.booleans()) else {}
     assume("updates_sent_by" not in chosen or "shared_update" in chosen)  # alone it fits no cluster
     try:
         return cls.model_validate({"kind": kind_of(cls)} | chosen)
@@ -115,7 +116,7 @@ def test_label_of_an_example_is_read_without_the_settings_that_it_does_not_show(
         ("hsdp-8-local-2-2-comms", HSDP(shard=8, between="local-2", communicators=2)),
         ("hsdp-8-local-4-last-keep", HSDP(shard=8, between="local-4", all_reduce="last", reshard_after_forward=False)),
         ("fsdp-forward_prefetch-2-backward_prefetch-3", FSDP(forward_prefetch=2, backward_prefetch=3)),
-        ("sync-4MiB+prefetch4", {"kind": "sync", "bucket_size": "4 MiB", "prefetch": 4}),
+        ("sync-4MiB+prefetch4", {"kind": "sync", "bucket_size": "4 MiB", "input": {"prefetch": 4}}),
         (
             "gtopk-0.25-dgc-broadcast-fp16",
             {"kind": "gtopk", "density": 0.25, "method": "dgc", "broadcast": True, **FP16},

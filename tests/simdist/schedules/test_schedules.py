@@ -201,8 +201,8 @@ def test_digest_tells_data_sets_and_what_is_read_of_them() -> None:
 def test_settings_of_a_schedule_replace_those_of_the_scenario() -> None:
     job = dataclasses.replace(JOB, input_path=InputPath("storage", dataset=FILES, policy="files"))
     plain = kinds()["sync"]().plan(job)
-    settings = {"data": "datacache", "prefetch": 3, "readers": 2, "decode_workers": 5}
-    schedule = kinds()["sync"](**settings)
+    own = {"policy": "datacache", "prefetch": 3, "readers": 2, "decode_workers": 5}
+    schedule = kinds()["sync"](input=own)
     assert schedule.name == "sync+datacache+prefetch3+readers2+workers5"
     plan = schedule.plan(job)
     assert (plain.dataset, plan.dataset) == (FILES, dataclasses.replace(FILES, readers=2, decoders=5))
@@ -696,7 +696,7 @@ GOLDEN_PLANS: dict[str, tuple[str, dict[str, object], Job]] = {
     ),
     "sync_from_storage": ("sync", {}, STORED),
     "sync_datacache": ("sync", {}, CACHED),
-    "sync_staged": ("sync", {"data": "staged", "prefetch": 1}, CACHED),
+    "sync_staged": ("sync", {"input": {"policy": "staged", "prefetch": 1}}, CACHED),
 }
 
 

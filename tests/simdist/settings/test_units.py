@@ -141,7 +141,7 @@ def test_settings_are_frozen():
         ("bandwidth_Bps", "bandwidth"),
         ("sample_nbytes", "sample_size"),
         ("peak_flops", "peak"),
-        ("operations_per_s", "operations"),
+        ("operations_per_s", "operations_per_s"),
         ("flops", "flops"),
         ("steps", "steps"),
     ],
@@ -152,7 +152,7 @@ def test_key_in_a_file_is_the_name_without_its_unit(name, key):
 
 @pytest.mark.parametrize(("written", "rate"), [(10_000, 1e4), (2.5, 2.5), ("unlimited", math.inf)])
 def test_numbers_per_second_need_no_unit_and_may_be_unlimited(written, rate):
-    server = Server.model_validate({"operations": written}, context=FromFile(Path()))
+    server = Server.model_validate({"operations_per_s": written}, context=FromFile(Path()))
     assert server == Server(operations_per_s=rate)
     assert Server.model_validate(server.model_dump(mode="json"), context=FromFile(Path())) == server
 

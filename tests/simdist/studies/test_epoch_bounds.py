@@ -69,13 +69,15 @@ def test_part_of_an_epoch_counts_its_own_loads() -> None:
 def test_cores_limit_decoding() -> None:
     """All but the last sample are work for the one core of a node, from the first file on."""
     (found,) = of(
-        loads_plan(DATASET, 2, n_steps=2), cluster=CLUSTER.model_copy(update={"cores_per_node": 1}), decode_s=8.0
+        loads_plan(DATASET, 2, n_steps=2),
+        cluster=CLUSTER.model_copy(update={"host": {"cores_per_node": 1}}),
+        decode_s=8.0,
     )
     assert found.seconds["decoding"] == 2 * (FILE_S - 0.75 + (8 - 1) * 8.0) > 2 * (FILE_S + 4 * 8.0)
 
 
 def test_files_that_need_no_decoding_are_not_limited_by_it() -> None:
-    cores = CLUSTER.model_copy(update={"cores_per_node": 1})
+    cores = CLUSTER.model_copy(update={"host": {"cores_per_node": 1}})
     (found,) = of(loads_plan(DATASET, 2, n_steps=2), cluster=cores, decode_s=0.0)
     assert found.seconds["decoding"] == 0
 
@@ -169,7 +171,7 @@ def test_simulated_epochs_take_as_long_as_their_largest_limit_or_longer() -> Non
 
 
 def test_plan_without_a_data_set_has_no_limits() -> None:
-    text = SCENARIO.replace("data: {samples: 64, file_size: 1 MB}\n", "").replace("3 epochs", "3")
+    text = SCENARIO.replace("input:\n  data: {samples: 64, file_size: 1 MB}\n", "").replace("3 epochs", "3")
     scenario = loads(text)
     built = build(scenario, scenario.schedules[0])
     with pytest.raises(PlanError, match="plan sync has no data set, so it has no epochs"):

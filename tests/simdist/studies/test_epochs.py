@@ -204,8 +204,7 @@ cluster:
   disk: {{read: 1 GB/s, write: unlimited}}
 {more}
 workload: {{tensors: [{{name: w, count: 10}}], batch_size: 4, forward: 20 ms, sample_size: 1 kB}}
-data: {{samples: 80, file_size: 1 MB, policy: {policy}}}
-input: {{source: storage, prefetch: {prefetch}}}
+input: {{source: storage, prefetch: {prefetch}, data: {{samples: 80, file_size: 1 MB, policy: {policy}}}}}
 steps: 3 epochs
 schedules: [{{kind: sync}}]
 """)
@@ -280,7 +279,7 @@ def test_what_helps_most_stands_first():
 
 def test_staging_counts_as_waiting():
     found, by_name = effects_of(scenario_of(share_Bps=BATCH_NBYTES / 0.12))
-    staged = by_name["data: staged"]
+    staged = by_name["policy: staged"]
     waiting_s = staged.staging_s + sum(staged.stall_s)
     assert staged.staging_s > 1
     assert staged.removed == pytest.approx(1 - waiting_s / found.baseline.waiting_s)
@@ -291,10 +290,10 @@ def test_knob_that_lacks_something_says_what():
     bare = scenario.model_copy(update={"cluster": scenario.cluster.model_copy(update={"disk": None})})
     missing = {knob.name: knob.missing for knob in knobs(bare, bare.schedules[0]) if knob.missing}
     assert missing == {
-        "data: files": "cluster.disk",
-        "data: memory": "cluster.memory",
-        "data: datacache": "cluster.disk and cluster.memory",
-        "data: staged": "cluster.disk",
+        "policy: files": "cluster.disk",
+        "policy: memory": "cluster.memory",
+        "policy: datacache": "cluster.disk and cluster.memory",
+        "policy: staged": "cluster.disk",
     }
     found, by_name = effects_of(bare)
     assert found.missing == missing
@@ -302,12 +301,12 @@ def test_knob_that_lacks_something_says_what():
 
 
 def test_knobs_start_from_what_the_schedule_says():
-    scenario = scenario_of(share_Bps=1e9, more="  cores_per_node: 3")
-    schedule = scenario.schedules[0].model_copy(update={"prefetch": 3, "readers": 5, "data": "files"})
+    scenario = scenario_of(share_Bps=1e9, more="  host: {cores_per_node: 3}")
+    schedule = scenario.schedules[0].model_copy(update={"input": {"prefetch": 3, "readers": 5, "policy": "files"}})
     names = [knob.name for knob in knobs(scenario, schedule)]
     assert {"prefetch 3 -> 6", "readers 5 -> 10", "decode_workers 1 -> 2", "cores per node 3 -> 6"} < set(names)
-    assert "data: files" not in names
-    assert "data: naive" in names
+    assert "policy: files" not in names
+    assert "policy: naive" in names
 
 
 def test_resource_that_is_unlimited_or_free_is_no_knob():
@@ -317,8 +316,8 @@ def test_resource_that_is_unlimited_or_free_is_no_knob():
 
 def test_knobs_need_a_data_set():
     scenario = scenario_of(share_Bps=1e9)
-    bare = scenario.model_copy(update={"data": None})
-    with pytest.raises(ScenarioError, match="reads no data set: write data:"):
+    bare = scenario.changed({"input.data": None, "steps": 10})
+    with pytest.raises(ScenarioError, match=r"reads no data set: write input\.data:"):
         knobs(bare, bare.schedules[0])
 
 

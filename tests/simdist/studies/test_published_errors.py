@@ -36,7 +36,7 @@ def test_steps_from_what_is_measured_to_what_is_asked_count():
     both = ["doubt.machine", "doubt.machines", "doubt.fabric", "doubt.network"]
     assert names(job()) == both
     assert names(job(nodes=1)) == ["doubt.machine", "doubt.fabric"]
-    rate = "disturbances: [{kind: interference, machine_rate: 3900}]"
+    rate = "disturbances: [{kind: interference, machine_samples_per_s: 3900}]"
     assert names(job(disturbances=rate)) == both[1:]
     lost = "disturbances: [{kind: interference, lost: 5%}]\nuncertain: {'disturbances[0].lost': {from: 0%, to: 30%}}"
     assert names(job(disturbances=lost)) == both[1:]
@@ -47,7 +47,7 @@ def test_what_is_exact_or_measured_has_no_doubt():
     assert names(job(preset="ideal", nodes=2)) == []
     calibrated = ", uncertain: {network.efficiency: {from: 90%, to: 96%, source: 'real.calibrate: 3 %'}}"
     assert names(job(more=calibrated)) == ["doubt.machine", "doubt.machines"]
-    assert names(job(more=", library: gloo")) == ["doubt.machine", "doubt.machines"]
+    assert names(job(more=", collectives: {library: gloo}")) == ["doubt.machine", "doubt.machines"]
 
 
 def test_classes_follow_from_gpus_precision_and_links():
@@ -58,7 +58,7 @@ def test_classes_follow_from_gpus_precision_and_links():
     assert doubts_of(again) == doubts_of(job()), "a scenario that is written and read has other doubts"
     efa, tcp = (job(preset=name).cluster for name in ("aws-p5", "v100x8-25gbit"))
     assert [link_class(each, "network") for each in (efa, tcp)] == ["EFA", "TCP"]
-    told = job(more=", transport: slingshot").cluster
+    told = job(more=", collectives: {transport: slingshot}").cluster
     assert link_class(told, "network") == "Slingshot"
     names_of_fabrics = {"gcp-t4x4-32gbit": "PCIe", "mi300x": "xGMI", "dgx-h100": "NVLink"}
     assert {name: link_class(job(preset=name).cluster, "fabric") for name in names_of_fabrics} == names_of_fabrics
@@ -70,7 +70,7 @@ def test_a_network_without_rows_is_like_all_other_networks():
     assert tcp.in_words.startswith(
         f"doubt.network (errors of {tcp.n_rows} published rows, collectives between machines):"
     )
-    slingshot = job(more=", transport: slingshot")
+    slingshot = job(more=", collectives: {transport: slingshot}")
     wide, other = (
         next(each for each in doubts_of(of) if each.kind == "network").factor(0.95, 2**21) for of in (slingshot, job())
     )
@@ -177,7 +177,7 @@ def test_published_distributions_rise_and_say_where_they_are_from():
 
 
 def test_interference_needs_no_range_to_count_and_an_imported_job_only_has_doubts_of_collectives():
-    rate = "disturbances: [{kind: interference, machine_rate: 3900}]"
+    rate = "disturbances: [{kind: interference, machine_samples_per_s: 3900}]"
     assert names(job(more=", uncertain: {}", disturbances=rate)) == ["doubt.machines", "doubt.fabric", "doubt.network"]
     assert names(job().changed(imported={"step_s": 0.1, "error": 0.0})) == ["doubt.fabric", "doubt.network"]
 
@@ -199,11 +199,10 @@ cluster:
   {CLUSTER, storage: {latency: 1 ms, bandwidth: RATE, source: SOURCE}, memory: {bandwidth: 10 GB/s, capacity: 9 GB}}
 workload: {preset: resnet18, batch_size: 32, forward: 20 ms, backward: 40 ms, sample_size: 150 kB}
 steps: 8
-DATA
-input: {source: storage, readers: 32}
+input: {source: storage, readers: 32DATA}
 schedules: [{kind: sync}]
 """
-FILES = "data: {samples: 128, file_size: 100 kB, policy: memory}"
+FILES = ", data: {samples: 128, file_size: 100 kB, policy: memory}"
 
 
 def reading(rate="1 GB/s", source="a data sheet", data="", cluster="preset: dgx-a100, nodes: 1, gpus_per_node: 2"):

@@ -22,8 +22,7 @@ from simdist.tuning.constraints import facts
 
 SCHEDULES = [cls(**example) for cls in kinds().values() for example in cls.examples]
 EPOCHS = """\
-data: {samples: 4096, file_size: 1 kB}
-input: {source: storage}
+input: {source: storage, data: {samples: 4096, file_size: 1 kB}}
 """
 STORED = "  network: {latency: 25 us, bandwidth: 25 Gbit/s}\n  storage: {latency: 1 ms, bandwidth: 1 GB/s}\n"
 

@@ -213,7 +213,10 @@ def test_ranges_are_written_and_read_again():
         ("network.bandwidth: {from: 1 MB/s, to: unlimited}", ".to: 'unlimited': write a finite value"),
         ("netwrk.latency: {from: 1 us, to: 3 us}", ": there is no key 'netwrk' in a cluster: did you mean 'network'?"),
         ("network: {from: 1 us, to: 3 us}", ": is not a measured number: write ranges of times, rates and shares"),
-        ("library: {from: 1 us, to: 3 us}", ": is not a measured number: write ranges of times, rates and shares"),
+        (
+            "collectives.library: {from: 1 us, to: 3 us}",
+            ": is not a measured number: write ranges of times, rates and shares",
+        ),
         ("nodes: {from: 1, to: 3}", ": is not a measured number: write ranges of times, rates and shares"),
         ("device.peak.fp16: {from: 1 TFLOP/s, to: 3 TFLOP/s}", ": is not stated: write it, too"),
         ("'no path!': {from: 1, to: 3}", ": 'no path!' is not a path: write e.g. cluster.nodes"),

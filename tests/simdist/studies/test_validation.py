@@ -610,7 +610,7 @@ schedules: [{kind: sync}, {kind: local_sgd, period: 2}]
 steps: 6
 """
     file, found = tmp_path / "x.yaml", tmp_path / "found.yaml"
-    file.write_text(text.replace("ideal,", "ideal, collective_overhead: 3 ms,"))
+    file.write_text(text.replace("ideal,", "ideal, collectives: {overhead: 3 ms},"))
     assert call(capsys, "simulate", file, "-o", tmp_path / "slow").code == 0
     file.write_text(text)
     assert call(capsys, "simulate", file, "-o", tmp_path / "runs").code == 0
@@ -619,16 +619,16 @@ steps: 6
         dataclasses.replace(slow, source="real gloo on cpu").save(tmp_path / "runs" / name / "trace.real.npz")
     calibrated = call(capsys, "validate", tmp_path / "runs", "--schedule", "sync", "--calibrate", found)
     assert calibrated.code == 0
-    assert "corrected: collective_overhead is 3 ms, not 0 s, so that sync of" in calibrated.out
-    assert load_cluster(found).collective_overhead_s == pytest.approx(3e-3, rel=1e-6)
-    assert "collective_overhead is 3 ms, not 0 s" in load_cluster(found).source
+    assert "corrected: collectives.overhead is 3 ms, not 0 s, so that sync of" in calibrated.out
+    assert load_cluster(found).collectives.overhead_s == pytest.approx(3e-3, rel=1e-6)
+    assert "collectives.overhead is 3 ms, not 0 s" in load_cluster(found).source
     (other,) = json.loads(call(capsys, "validate", tmp_path / "runs/local-2", "--cluster", found, "--json").out)["rows"]
     assert other["error"] == pytest.approx(0.0, abs=1e-6)
     both = call(capsys, "validate", tmp_path / "runs", "--calibrate", tmp_path / "new.yaml")
     assert_refused(both, "--calibrate takes one run", "--schedule")
     assert_refused(call(capsys, "validate", tmp_path / "runs/sync", "--calibrate", found), "found.yaml: exists")
     fast = call(capsys, "validate", tmp_path / "runs/sync", "--cluster", file_of_slow(tmp_path), "--calibrate", "new")
-    assert_refused(fast, "slow.yaml: no collective_overhead from 0 s to 1 s makes sync of")
+    assert_refused(fast, "slow.yaml: no collectives.overhead from 0 s to 1 s makes sync of")
 
 
 def file_of_slow(folder):

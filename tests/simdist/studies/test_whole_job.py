@@ -14,7 +14,8 @@ from simdist.studies.comparison import compare
 SCENARIO = """
 cluster: {nodes: 2, gpus_per_node: 1, fabric: ideal, network: {latency: 0 s, bandwidth: 10 MB/s}}
 workload: {tensors: [{name: all, count: 1000000}], batch_size: 4, forward: 40 ms, backward: 60 ms}
-data: {samples: 800, file_size: 1 kB}
+input:
+  data: {samples: 800, file_size: 1 kB}
 steps: 40
 train_for: LENGTH
 schedules: [{kind: sync}, {kind: local_sgd, period: 4}]
@@ -90,7 +91,7 @@ def test_length_that_is_none_is_refused(length: str, problem: str) -> None:
 
 
 def test_epochs_need_a_data_set() -> None:
-    text = SCENARIO.replace("data: {samples: 800, file_size: 1 kB}\n", "")
+    text = SCENARIO.replace("input:\n  data: {samples: 800, file_size: 1 kB}\n", "")
     with pytest.raises(ScenarioError, match="train_for: '2 epochs': how many samples are there"):
         loads(text.replace("LENGTH", "2 epochs"))
 
@@ -120,12 +121,12 @@ def test_epochs_are_counted_again_if_the_cluster_or_the_data_set_changes() -> No
 
     assert lengths(scenario) == (100, 9000, 200)
     assert lengths(scenario.changed("cluster.nodes", 4)) == (50, 4500, 100)
-    assert lengths(scenario.changed("cluster.nodes", 4).changed("data.samples", 1600)) == (100, 9000, 200)
+    assert lengths(scenario.changed("cluster.nodes", 4).changed("input.data.samples", 1600)) == (100, 9000, 200)
     assert lengths(scenario.changed({"workload.micro_batches": 2, "steps": 7})) == (7, 4500, 100)
     assert lengths(scenario.changed("checkpoint.mode", "async").changed("cluster.nodes", 4)) == (50, 4500, 100)
     assert lengths(scenario.changed(steps=10, train_for="1 epoch")) == (10, 100, 200)
     assert lengths(pickle.loads(pickle.dumps(scenario)).changed("cluster.nodes", 4)) == (50, 4500, 100)
-    assert lengths(scenario.changed(data=None).changed("cluster.nodes", 4)) == (100, 9000, 200)
+    assert lengths(scenario.changed("input.data", None).changed("cluster.nodes", 4)) == (100, 9000, 200)
     assert lengths(loads(dump(scenario))) == (100, 9000, 200)
     assert type(scenario.model_dump(mode="json")["steps"]) is int
 

@@ -364,7 +364,7 @@ def test_a_schedule_that_is_edited_has_other_keys(sweep_of, tmp_path, monkeypatc
         ("workload.tensors_file", "tensors.csv", "tensors.csv"),
         ("cluster.file", "cluster.yaml", "cluster.yaml"),
         ("workload", {"file": "workload.yaml"}, "inside.csv"),  # which workload.yaml names
-        ("data", {"samples": 3, "file_size": {"index": "index.csv"}}, "index.csv"),
+        ("input.data", {"samples": 3, "file_size": {"index": "index.csv"}}, "index.csv"),
     ],
 )
 def test_a_file_that_a_scenario_names_is_in_the_keys_of_its_rows_and_of_no_others(sweep_of, folder, path, value, file):
@@ -468,8 +468,8 @@ def test_keys_do_not_depend_on_what_is_remembered_of_the_scenario(sweep_of):
         ("cases: [{name: [a], steps: 2}]", "s.yaml:2: cases[0].name: ['a']: write a name, such as 25G"),
         (
             "cases: [{title: a, steps: 2}]",
-            "s.yaml:2: cases[0].title: there is no key 'title' in a scenario: known: name, cluster, workload, data, steps, train_for, "
-            "seed, host, input, checkpoint, disturbances, background, schedules, imported, uncertain, doubts",
+            "s.yaml:2: cases[0].title: there is no key 'title' in a scenario: known: name, cluster, workload, input, steps, train_for, "
+            "seed, host, checkpoint, disturbances, background, schedules, imported, uncertain, doubts",
         ),
         ("cases: [{steps: 0}]", "s.yaml:2: cases[0].steps: 0: write at least 1"),
         ("steps: 3", "s.yaml:2: steps: unknown key 'steps': did you mean 'seeds'?"),
@@ -510,9 +510,9 @@ def test_a_mistake_is_told_with_its_line_its_path_and_a_remedy(error_of, text, m
             "cluster.network.latency_s need not be whole: write uniform: [low, high], or a list of values",
         ),
         (
-            "cluster.library",
+            "cluster.collectives.library",
             "{uniform: [1, 2]}",
-            "cluster.library is no number: write a list of values",
+            "cluster.collectives.library is no number: write a list of values",
         ),
         ("cluster.network.latency", "{uniform: [2 us, 1 us]}", "2 us is not below 1 us: write the lower one first"),
         ("cluster.network.latency", "{uniform: [1, 2 us]}", "1: a time needs a unit: write e.g. 55 ms"),

@@ -151,7 +151,7 @@ def test_a_path_that_leads_nowhere_in_the_file_is_refused(tree, path, message):
         ("cluster.network.latency", "cluster.network.latency_s", "0.03ms", 3e-5),
         ("cluster.network.bandwidth", "cluster.network.bandwidth_Bps", "25 Gbit/s", 3.125e9),
         ("cluster.network.bandwidth", "cluster.network.bandwidth_Bps", "unlimited", float("inf")),
-        ("cluster.library", "cluster.library", "gloo", "gloo"),
+        ("cluster.collectives.library", "cluster.collectives.library", "gloo", "gloo"),
         ("cluster.network", "cluster.network", "ideal", "ideal"),
         (
             "cluster.network",
@@ -170,7 +170,7 @@ def test_a_path_that_leads_nowhere_in_the_file_is_refused(tree, path, message):
         ("workload.tensors_file", "workload.tensors_file", "t.csv", "t.csv"),
         ("workload.backward", "workload.backward_s", None, "null"),
         ("workload.tensors[0].count", "workload.tensors[0].count", 7, 7),
-        ("data.file_size.median", "data.file_size.median_nbytes", "100 kB", 100_000),
+        ("input.data.file_size.median", "input.data.file_size.median_nbytes", "100 kB", 100_000),
         ("input.source", "input.source", "memory", "memory"),
         ("host.run_ahead_steps", "host.run_ahead_steps", 2, 2),
         ("disturbances", "disturbances", [], "[]"),

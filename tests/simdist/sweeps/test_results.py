@@ -168,10 +168,9 @@ def test_without_its_baseline_a_point_has_no_speedups_and_that_is_said_once(mine
 def test_epochs_of_a_data_set_have_columns(tmp_path):
     scenario = f"""{DATA_CLUSTER}\
 workload: {{tensors: [{{name: w, count: 1000}}], batch_size: 4, sample_size: 1 kB, forward: 2 ms}}
-data: {{samples: 32, file_size: 100 kB}}
-input: {{source: storage}}
+input: {{source: storage, data: {{samples: 32, file_size: 100 kB}}}}
 steps: 2 epochs
-schedules: [{{kind: sync, data: naive}}, {{kind: sync, data: staged}}]
+schedules: [{{kind: sync, input: {{policy: naive}}}}, {{kind: sync, input: {{policy: staged}}}}]
 """
     sweep = "{scenario: small.yaml, vary: {'cluster.storage.latency': [1 ms]}, seeds: 1, baseline: sync+naive}"
     table = frame(computed(tmp_path, sweep, scenario))

@@ -213,7 +213,7 @@ def test_reads_are_checked_against_a_plan():
 
 DATA = edited(
     ("  network:", "  storage: {latency: 0 s, bandwidth: 100 MB/s}\n  network:"),
-    ("steps: 12", "data: {samples: 1024, file_size: 10 kB}\ninput: {source: storage}\nsteps: 2 epochs"),
+    ("steps: 12", "input: {source: storage, data: {samples: 1024, file_size: 10 kB}}\nsteps: 2 epochs"),
 )
 
 

@@ -20,8 +20,7 @@ from simdist.tuning.verdict import entry
 
 NBYTES = 404_000  # of the small scenario's gradients
 DATA = """\
-data: {samples: 4096, file_size: 1 kB}
-input: {source: storage, prefetch: 3, readers: 2}
+input: {source: storage, prefetch: 3, readers: 2, data: {samples: 4096, file_size: 1 kB}}
 """
 STORED = "  network: {latency: 25 us, bandwidth: 25 Gbit/s}\n  storage: {latency: 1 ms, bandwidth: 1 GB/s}\n"
 
@@ -141,9 +140,11 @@ def test_input_is_varied_only_where_it_is_read_from_storage():
     )
     found = space(stored, Constraints(1), Extras(only=("sync",)))
     tried = {tuple(sorted(dict(each.changed).items())) for each in found.candidates}
-    assert {dict(each).get("prefetch", 3) for each in tried} == {1, 2, 3, 4, 8}
-    assert {dict(each).get("readers", 2) for each in tried} == {2, 4, 8}
-    assert {dict(each).get("data", "naive") for each in tried} == {"naive"}  # the cluster has no disk and no memory
+    assert {dict(each).get("input.prefetch", 3) for each in tried} == {1, 2, 3, 4, 8}
+    assert {dict(each).get("input.readers", 2) for each in tried} == {2, 4, 8}
+    assert {dict(each).get("input.policy", "naive") for each in tried} == {
+        "naive"
+    }  # the cluster has no disk and no memory
 
 
 def test_first_candidates_wait_for_the_fewest():
@@ -189,7 +190,7 @@ def test_on_one_node_it_is_what_a_gpu_sends():
 
 
 def test_in_one_domain_of_two_nodes_it_is_what_a_gpu_sends():
-    one_domain = small(("nodes: 2", "nodes: 2\n  nodes_per_domain: 2"))
+    one_domain = small(("nodes: 2", "nodes: 2\n  topology: {nodes_per_domain: 2}"))
     assert known(one_domain, kind="sync").sent_nbytes == pytest.approx(2 * 7 / 8 * NBYTES)
     apart = known(one_domain, kind="parameter_server", servers=2, apart=True)
     assert apart.sent_nbytes == pytest.approx(4 * NBYTES)  # 4 ranks of a node push the whole, 2 servers answer 8 ranks
