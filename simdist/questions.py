@@ -16,12 +16,13 @@ from simdist.scenario import AnyScenario, load
 if TYPE_CHECKING:
     from simdist.learning.answer import LearnedSchedules
     from simdist.profiles import ImportedJob, ImportOptions
+    from simdist.stragglers.answer import WhatifAnswer
     from simdist.sweeps.definition import Sweep
     from simdist.sweeps.driver import Swept
     from simdist.sweeps.table import Table
     from simdist.tuning import Tuned
 
-__all__ = ["import_traces", "learn", "results", "sweep", "tune"]
+__all__ = ["import_traces", "learn", "results", "sweep", "tune", "whatif"]
 
 _EVALUATIONS = 20  # of a training run
 
@@ -100,6 +101,33 @@ def learn(
         trainer = training.Trainer(store, pool, lambda what, done, n: None)
         wanted = curves.parse_target(target) if target else None
         return answer.learn(found, described, trainer, n_seeds=n_seeds, baseline=baseline, target=wanted)
+
+
+def whatif(
+    scenario: AnyScenario, *, schedules: Sequence[object] = (), n_runs: int = 200, steps: range | None = None
+) -> "WhatifAnswer":
+    """Say what stragglers cost a job, and what other schedules would gain.
+
+    Args:
+        scenario: What `simdist.load` takes, or a scenario, such as one of `import_traces`.
+        schedules: Schedules to compare with the job's own: labels, or objects. None: the scenario's others or, if there
+            are none, a few that fit.
+        n_runs: Runs of each schedule; 0: none are compared.
+        steps: Steps to look at; None: all.
+
+    Raises:
+        ScenarioError: A schedule does not fit the cluster.
+        PlanError: The trace would not fit into memory.
+    """
+    from simdist.stragglers.answer import WhatifOptions, answer_whatif, simulated_job
+    from simdist.studies.comparison import find_baseline
+    from simdist.studies.proposals import few_schedules
+
+    found = load(scenario)
+    job = simulated_job(found.name, found, find_baseline(found, None), steps)
+    others = found.changed(schedules=list(schedules)).schedules if schedules else job.others or few_schedules(found)
+    options = WhatifOptions(None, None, steps, None, n_runs, None, None, None)
+    return answer_whatif(job, others if n_runs else (), options, lambda what, done, total: None)
 
 
 def sweep(

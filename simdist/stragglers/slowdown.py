@@ -1,7 +1,7 @@
 """Slowdown that stragglers cause in a job, and the share of each rank, node, step and operation.
 
 T is the time of the job, replayed with the durations of its trace. T_ideal is replayed with the ideal duration of each
-operation (see `simdist.whatif.ideal`).
+operation (see `simdist.stragglers.ideal`).
 
     slowdown                     S   = T / T_ideal
     share of the time lost             1 - 1 / S
@@ -28,11 +28,7 @@ from numpy.typing import NDArray
 
 from simdist.engines.replay import Timing, step_end_s, timing
 from simdist.errors import TraceError
-from simdist.studies.frames import frame_of_records
-from simdist.traces.trace import Trace
-from simdist.traces.waiting import first_steps
-from simdist.traces.waiting import step_end_s as traced_end_s
-from simdist.whatif.ideal import (
+from simdist.stragglers.ideal import (
     CHANNELS,
     Cause,
     Contributor,
@@ -44,6 +40,10 @@ from simdist.whatif.ideal import (
     shuffled,
     simultaneous,
 )
+from simdist.studies.frames import frame_of_records
+from simdist.traces.trace import Trace
+from simdist.traces.waiting import first_steps
+from simdist.traces.waiting import step_end_s as traced_end_s
 
 if TYPE_CHECKING:
     import pandas as pd
