@@ -40,16 +40,19 @@ ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 3600.0
 RETIRED: dict[str, tuple[str, ...]] = {  # command that a tree may lack -> its new form, where there is one
     "calibrate": (),
-    "chakra": (),
+    "chakra export": ("plan",),
+    "chakra import": (),
     "comms": ("trace", "--collectives"),
     "data": ("whatif", "--data"),
     "learn": (),
     "limits": ("compare", "--tolerable"),
     "workload": (),
 }
+_RETIRED_INPUTS = ("whatif docs/examples/pipeline.csv",)  # what AFTER refuses
+_RENAMED_OPTIONS = {("chakra export", "-o"): "--chakra"}  # where a command moved
 _LACKS = "not in this tree"
 _MAX_STEPS = 24
-_MOST_RANKS = 256  # of a scenario on which every command runs
+_MOST_RANKS = 50  # of a scenario on which every command runs
 _MOST_SHOWN = 40
 _SEEDS = ("--seeds", "2")
 _FEW = ("--seeds", "2", "--search-seeds", "1", "--evaluations", "4")
@@ -165,8 +168,10 @@ def groups(scenarios: list[str], foreign: Path | None, *, quick: bool) -> Iterat
         yield from on_scenario("docs/examples/stalls.yaml")
         return
     for name in scenarios[1:]:
-        if ranks_of(name) > _MOST_RANKS or "/results/" in name:
-            yield ("compare", name, *_SEEDS), ("plan", name)
+        if "/results/" in name:
+            yield (("compare", name, *_SEEDS),)
+        elif not 0 < ranks_of(name) <= _MOST_RANKS:
+            yield ("compare", name, "--seeds", "1"), ("plan", name)
         else:
             yield from on_scenario(name)
     for name in ("cloud-data", "cloud-gradients", "cloud-stragglers"):  # with all their steps
@@ -207,7 +212,8 @@ def on_scenario(name: str) -> Iterator[Group]:
         ("whatif", "OUT/run/FIRST", "--resamples", "2"),
     )
     yield ("plan", name), ("data", name), ("whatif", name, "--resamples", "2")
-    yield (("tune", name, *_FEW),)
+    if not name.startswith("experiments/"):
+        yield (("tune", name, *_FEW),)
 
 
 def imported(folder: str) -> Group:
@@ -269,8 +275,8 @@ def others() -> Iterator[Group]:
         ),
     )
     yield (
-        ("chakra", "export", "docs/examples/first.yaml", "--steps", "4", "-o", "OUT/chakra"),
-        ("chakra", "import", "OUT/chakra/sync", "--cluster", "v100x8-25gbit", "-o", "OUT/job.yaml"),
+        ("chakra export", "docs/examples/first.yaml", "--steps", "4", "-o", "OUT/chakra"),
+        ("chakra import", "OUT/chakra/sync", "--cluster", "v100x8-25gbit", "-o", "OUT/job.yaml"),
     )
     yield (("compare", "docs/examples/first.yaml", "--plot", "OUT/speedups.png", "--engine", "des", *_SEEDS),)
     yield ("plan", "nothing.yaml"), ("compare", "docs/examples/late.csv"), ("nothing",)
@@ -291,15 +297,19 @@ def digest(path: Path) -> str:
                 state.update(arrays[name].tobytes())
         return state.hexdigest()[:16]
     if path.suffix in (".html", ".jsonl", ".yaml"):
-        return hashlib.sha256(timeless(path.read_text(encoding="utf-8")).encode()).hexdigest()[:16]
+        text = timeless(path.read_text(encoding="utf-8"))
+        text = re.sub(r"jsonl</th><td[^>]*>[\d,]+</td><td[^>]*><code>[0-9a-f]{16}", "FILE", text)  # its rows have keys
+        text = re.sub(r"\b[0-9a-f]{32}\b", "KEY", text)  # of a row of a sweep: a hash of the code, too
+        return hashlib.sha256(re.sub(r'"crc32": \d+', "", text).encode()).hexdigest()[:16]
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def timeless(text: str) -> str:
     """Return a text without what differs from run to run."""
-    text = re.sub(r"\d+(\.\d+)? (s|min) (so far|left)", "TIME", text)
+    text = re.sub(r"^[^\n]*: \d+%(, [^\n]* (so far|left))?\n", "", text, flags=re.M)  # progress
+    text = re.sub(r"[\d.]+ [kMGT]?B are free", "SIZE are free", text)
     text = re.sub(r'"(wall|elapsed|cpu|training)_s": [\d.e+-]+', r'"\1_s": TIME', text)
-    return re.sub(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?(\.\d+)?(Z|[+-]\d\d:\d\d| UTC)?", "DATE", text)
+    return re.sub(r"\b20\d\d-\d\d-\d\d([ T]\d\d:\d\d(:\d\d)?(\.\d+)?(Z|[+-]\d\d:\d\d| UTC)?)?", "DATE", text)
 
 
 def outputs(options: argparse.Namespace) -> dict[str, Any]:
@@ -334,7 +344,8 @@ def run(command: tuple[str, ...], extra: tuple[str, ...], out: Path, seen: dict[
     answer = run_once(command, extra, out)
     moved = RETIRED.get(command[0], ())
     if _is_lacking(answer["text"]) and moved and command[-1] != "--help":
-        answer = run_once((moved[0], *command[1:], *moved[1:]), extra, out) | {"moved": " ".join(moved)}
+        kept = (_RENAMED_OPTIONS.get((command[0], word), word) for word in command[1:])
+        answer = run_once((moved[0], *kept, *moved[1:]), extra, out) | {"moved": " ".join(moved)}
     if _is_lacking(answer["text"]) and command[0] in RETIRED:
         return {"code": 0, "text": _LACKS, "files": {}, "cpu_s": 0.0}
     answer["files"] = {}
@@ -346,25 +357,28 @@ def run(command: tuple[str, ...], extra: tuple[str, ...], out: Path, seen: dict[
 
 
 def _is_lacking(text: str) -> bool:
-    return "No such command" in text or "No such option" in text
+    return any(said in text for said in ("No such command", "No such option", "is no longer a command"))
 
 
 def run_once(command: tuple[str, ...], extra: tuple[str, ...], out: Path) -> dict[str, Any]:
     """Run a command in this process; return its exit code, its text and its CPU seconds."""
+    import simdist
     from simdist.cli import main as command_line
 
     words = command[0].split() + list(command[1:])
     given = [str(out / "recorded") if word == "RUN" else word.replace("OUT", str(out)) for word in words]
     given = [_first_run(Path(word).parent) if word.endswith("/FIRST") else word for word in given]
-    printed = io.StringIO()
+    printed, said = io.StringIO(), io.StringIO()
     began_s = sum(os.times()[:4])
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
         try:
             code: object = command_line([*given, *extra])
         except SystemExit as end:
             code = end.code
-    text = printed.getvalue().replace(str(out), "OUT").replace(f"{Path.cwd()}/", "")
-    return {"code": code, "text": timeless(text), "cpu_s": round(sum(os.times()[:4]) - began_s, 3)}
+    text = printed.getvalue() + timeless(said.getvalue())
+    for folder, name in ((Path.cwd(), ""), (Path(str(simdist.__file__)).parents[1], ""), (out, "OUT/")):
+        text = text.replace(f"{folder}/", name)
+    return {"code": code, "text": text.replace(str(out), "OUT"), "cpu_s": round(sum(os.times()[:4]) - began_s, 3)}
 
 
 def _first_run(folder: Path) -> str:
@@ -418,7 +432,7 @@ def compared(before: dict[str, Any], after: dict[str, Any]) -> dict[str, list[st
     for name in dict.fromkeys([*before, *after]):
         of_both = [before.get(name), after.get(name)]
         for each, place in zip(of_both, ("not in BEFORE", "not in AFTER"), strict=True):
-            if each is None or each["text"] == _LACKS:
+            if each is None or each["text"] == _LACKS or (each["code"] and name.startswith(_RETIRED_INPUTS)):
                 found[place].append(name)
                 break
         else:

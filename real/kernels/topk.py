@@ -182,7 +182,7 @@ def select_largest(
 ) -> tuple[Tensor, Tensor]:
     """Return k entries of largest magnitude, and their positions.
 
-    >>> select(torch.tensor([1.0, -5.0, 0.5, 3.0]), 2, "mstopk")
+    >>> select_largest(torch.tensor([1.0, -5.0, 0.5, 3.0]), 2, "mstopk")
     (tensor([-5.,  3.]), tensor([1, 3], dtype=torch.int32))
 
     Args:

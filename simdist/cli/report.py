@@ -21,7 +21,7 @@ from simdist.runs import run_directory
 from simdist.runs.calibrated import Calibrated
 from simdist.settings.base import picked
 from simdist.settings.units import format_nbytes
-from simdist.sweeps.computed import is_sweep
+from simdist.sweeps.results import is_sweep
 
 _PAGES = (".html", ".htm")
 #: Run directories on a page; of more, charts and lists are too long to be read.

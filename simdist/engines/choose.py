@@ -28,7 +28,6 @@ Engine: TypeAlias = Literal["auto", "des", "fast"]
 AnyEngine: TypeAlias = Engine | Literal["alike"]
 
 USE_OTHERS = "use --engine des (or auto)"
-_FEW_GROUPS = 64  # of an operation on connected links: up to here, their transfers are never too many
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +223,7 @@ def _members_apart(run: RunToChoose[Any]) -> str | None:
 
 def _lanes_meet(run: RunToChoose[Any]) -> str | None:
     links = run.links
-    if links is None or (not links.has_several_lanes and links.most_groups <= _FEW_GROUPS and not run.late_rows):
+    if links is None or (links.is_certain and not run.late_rows):
         return None
     from simdist.engines.vector import VectorRun
 

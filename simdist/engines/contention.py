@@ -43,6 +43,7 @@ _Cells: TypeAlias = NDArray[np.bool_]  # [n_components, n_seeds]
 
 _MOST_FLIGHTS = 256  # transfers in the window of a seed
 _MOST_PASSES = 1000
+_FEW_GROUPS = 64  # of an operation in a component: up to here, their transfers are hardly too many
 
 
 class SharedLinks:
@@ -56,6 +57,7 @@ class SharedLinks:
         uses: The links of each operation that may share some.
         n_components: Number of components.
         has_several_lanes: Whether operations of several lanes use a component.
+        is_certain: Whether all of the plan's transfers can be computed, whatever their times.
         most_groups: The most groups of an operation that use one component.
     """
 
@@ -77,6 +79,7 @@ class SharedLinks:
             (int(np.bincount(use.component[use.has_links]).max()) for use in self._distinct if use.has_links.any()),
             default=0,
         )
+        self.is_certain = not self.has_several_lanes and self.most_groups <= _FEW_GROUPS
         self._networks: dict[tuple[int, int], _Network] = {}  # by price list and component
 
     def network(self, component: int, seed: int) -> "_Network":
@@ -94,13 +97,10 @@ class Contention:
         links: The links.
         n_seeds: Seeds.
         may_go_back: Whether the recurrence can go back. If not, operations that meet are refused.
-        estimates: Whether transfers are taken to end as if they shared no link. This finds the operations that meet
-            with little work.
     """
 
-    def __init__(self, links: SharedLinks, n_seeds: int, *, may_go_back: bool = True, estimates: bool = False) -> None:
+    def __init__(self, links: SharedLinks, n_seeds: int, *, may_go_back: bool = True) -> None:
         self._links = links
-        self._estimates = estimates
         self._may_go_back = may_go_back
         self.uses = links.uses
         self._busy_s = np.zeros((links.n_components, n_seeds))  # when the transfers that have left the window ended
@@ -175,11 +175,7 @@ class Contention:
         return entry
 
     def _refuse_busy(self, op: Op, step: int, is_busy: bool | np.bool_) -> None:
-        if is_busy:
-            raise UnforeseenError(
-                f"{_where(op, step)}: another operation may still use a link that it needs; the fast engine "
-                f"shares links only between operations of one stream"
-            )
+        _check_idle(op, step, is_busy)
 
     def _leave(self, until_s: Times) -> _Cells:
         """Let transfers leave that nothing after a time can change, `[n_components, n_seeds]`; return where some stay.
@@ -210,22 +206,31 @@ class Contention:
 
     def _leave_before_gap(self, component: int, seed: int, until_s: float) -> None:
         """Let transfers leave that ended before a moment without any in flight, at or before a time."""
-        together: list[_Flight] = []
-        ended_s = 0.0
-        for flight in sorted(self._flights(component, seed), key=lambda each: each.start_s):
-            if together and flight.start_s >= ended_s:
-                for each in together:
-                    each.entry.is_open[each.group, seed] = False
-                self._busy_s[component, seed] = ended_s
-                together.clear()
-            together.append(flight)
-            ended_s = max(ended_s, flight.end_s)
-            if ended_s > until_s:
-                return
+        places = list(self._open(component, seed))
+        start_s = np.concatenate([entry.start_s[groups, seed] for _, entry, groups in places])
+        end_s = np.concatenate([entry.end_s[groups, seed] for _, entry, groups in places])
+        order = np.argsort(start_s, kind="stable")
+        ended_s = np.maximum.accumulate(end_s[order])
+        n = int(np.searchsorted(ended_s, until_s, side="right"))  # ended by then
+        gaps = np.flatnonzero(start_s[order][1 : n + 1] >= ended_s[:-1][:n])
+        if not len(gaps):
+            return
+        last = int(gaps[-1])
+        self._busy_s[component, seed] = ended_s[last]
+        leaves = np.zeros(len(order), dtype=bool)
+        leaves[order[: last + 1]] = True
+        first = 0
+        for _, entry, groups in places:
+            entry.is_open[groups[leaves[first : first + len(groups)]], seed] = False
+            first += len(groups)
+
+    def _open(self, component: int, seed: int) -> "Iterator[tuple[int, _Entry, _Numbers]]":
+        """Yield the instances with transfers in the window, and their groups."""
+        for index, entry in self._window.items():
+            yield index, entry, np.flatnonzero(entry.is_open[:, seed] & (entry.use.component == component))
 
     def _flights(self, component: int, seed: int) -> "Iterator[_Flight]":
-        for index, entry in self._window.items():
-            groups = np.flatnonzero(entry.is_open[:, seed] & (entry.use.component == component))
+        for index, entry, groups in self._open(component, seed):
             for group in groups.tolist():
                 yield _Flight(index, entry, group, float(entry.start_s[group, seed]), float(entry.end_s[group, seed]))
 
@@ -236,16 +241,95 @@ class Contention:
             entry.end_s = entry.end_s.copy()
         for component, seed in np.argwhere(self._is_stale).tolist():
             flights = list(self._flights(component, seed))
-            if len(flights) > _MOST_FLIGHTS:
-                raise UnforeseenError(f"{_where(op, step)}: {len(flights)} transfers share links")
-            if self._estimates:
-                continue
+            _check_flights(op, step, len(flights))
             ends_s = self._links.network(component, seed).ends_s(flights)
             for flight, end_s in zip(flights, ends_s, strict=True):
                 if end_s != flight.end_s:
                     flight.entry.end_s[flight.group, seed] = end_s
                     changed = min(changed, flight.index)
         return changed
+
+
+class MeetingEstimate:
+    """Finds where operations of several lanes meet, or many transfers, as if no transfer slowed down another.
+
+    Args:
+        links: The links.
+        n_seeds: Seeds.
+        may_go_back: See `Contention`.
+    """
+
+    def __init__(self, links: SharedLinks, n_seeds: int, *, may_go_back: bool) -> None:
+        self.uses = links.uses
+        self._may_go_back = may_go_back
+        self._counts = links.most_groups > _FEW_GROUPS
+        self._n_components = links.n_components
+        lanes = dict.fromkeys(lane_of(op) for op in self.uses)
+        self._number_of = {lane: number for number, lane in enumerate(lanes)}
+        self._last_s = np.zeros((len(lanes), links.n_components, n_seeds))  # ends of the transfers so far
+
+    def of(self, op: Op) -> "_EstimateOf":
+        """Return what tells the ends of an operation's groups."""
+        return _EstimateOf(self, op, self.uses[op])
+
+    def add(self, op: Op, step: int, first_s: Times, last_s: Times, components: _Numbers | slice) -> None:
+        """Take the first start and the last end of an operation in each component, `[n_components, n]`."""
+        lane = self._number_of[lane_of(op)]
+        others_s = np.delete(self._last_s, lane, axis=0) if self._may_go_back else self._last_s
+        _check_idle(op, step, (first_s < others_s[:, components]).any())
+        of_lane = self._last_s[lane]
+        of_lane[components] = np.maximum(of_lane[components], last_s)
+
+    def add_groups(self, op: Op, use: "_Use", step: int, start_s: Times, end_s: Times) -> None:
+        """Take the starts and ends of the groups of an operation, `[n_groups, n]`."""
+        n = self._n_components
+        first_s = use.first_of_components(start_s, n)
+        if self._counts:
+            overlaps = use.in_components(start_s != start_s[use.leader], n)
+            overlaps |= first_s < self._last_s[self._number_of[lane_of(op)]]
+            n_groups = np.bincount(use.component[use.has_links], minlength=n)[:, np.newaxis]
+            _check_flights(op, step, int((overlaps * n_groups).max()) + 1)
+        self.add(op, step, first_s, use.last_of_components(end_s, n), slice(None))
+
+
+@dataclass(frozen=True, slots=True)
+class _EstimateOf:
+    """Tells the ends of an operation's groups, or of one that stands for all, as an estimate."""
+
+    estimate: MeetingEstimate
+    op: Op
+    use: "_Use"
+    is_of_one: bool = False
+
+    def ends(self, index: int, step: int, start_s: Times, end_s: Times) -> tuple[Times | None, int]:
+        """See `Sharing`."""
+        if self.is_of_one:
+            self.estimate.add(self.op, step, start_s, end_s, self.use.components)
+        else:
+            self.estimate.add_groups(self.op, self.use, step, start_s, end_s)
+        return end_s, index + 1
+
+    def leave(self, until_s: Times) -> bool:
+        """Return that no end can change."""
+        return True
+
+    def of_one_rank(self) -> "_EstimateOf":
+        """See `Sharing`."""
+        return _EstimateOf(self.estimate, self.op, self.use, is_of_one=True)
+
+
+def _check_idle(op: Op, step: int, is_busy: bool | np.bool_) -> None:
+    """Refuse an operation if another may still use its links."""
+    if is_busy:
+        raise UnforeseenError(
+            f"{_where(op, step)}: another operation may still use a link that it needs; the fast engine shares links "
+            f"only between operations of one stream"
+        )
+
+
+def _check_flights(op: Op, step: int, n_flights: int) -> None:
+    if n_flights > _MOST_FLIGHTS:
+        raise UnforeseenError(f"{_where(op, step)}: {n_flights} transfers share links")
 
 
 def _where(op: Op, step: int) -> str:

@@ -225,9 +225,9 @@ def _prices(
     """Return the price of each operation: its seconds alone or, where its groups share links, together."""
     contention = None
     if links:
-        from simdist.engines.contention import Contention
+        from simdist.engines.contention import Contention, MeetingEstimate
 
-        contention = Contention(links, n_seeds, may_go_back=not drops_late(plan), estimates=estimates)
+        contention = (MeetingEstimate if estimates else Contention)(links, n_seeds, may_go_back=not drops_late(plan))
     prices: dict[Op, Price] = {}
     for op, cost in costs[0].of.items():
         if isinstance(cost, Local):

@@ -4,7 +4,6 @@ Workers are this process (`InProcess`), processes of this machine (`LocalPool`),
 (`simdist.jobs.dask`). `finished` hands work out to each kind.
 """
 
-from simdist.jobs.handing_out import finished
-from simdist.jobs.workers import InProcess, LocalPool, Workers
+from simdist.jobs.workers import InProcess, LocalPool, Workers, finished
 
 __all__ = ["InProcess", "LocalPool", "Workers", "finished"]

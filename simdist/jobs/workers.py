@@ -11,12 +11,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
-from multiprocessing.connection import wait
+from multiprocessing import connection
 from multiprocessing.process import BaseProcess
-from typing import Any, Protocol, final
+from typing import Any, Protocol, TypeVar, final
 
 from simdist.errors import RunError
 
@@ -191,5 +191,46 @@ def _initialize(up_s: ctypes.c_double) -> None:
 def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
-        wait([parent.sentinel])
+        connection.wait([parent.sentinel])
         os._exit(1)
+
+
+_ItemT = TypeVar("_ItemT")
+_OutcomeT = TypeVar("_OutcomeT")
+
+
+def finished(
+    workers: Workers,
+    function: Callable[[_ItemT], _OutcomeT],
+    items: Iterable[_ItemT],
+    *,
+    n_underway: int | None = None,
+) -> Generator[tuple[_ItemT, Future[_OutcomeT]], None, None]:
+    """Compute a function of each item, and yield items with their finished futures, in the order they finish.
+
+    When the generator is closed, work that still waits for a worker is cancelled.
+
+    Args:
+        workers: Where to compute. If a worker dies, its work fails and the worker is replaced.
+        function: A function that workers can import.
+        items: The items, taken when there is room for them.
+        n_underway: Largest number of items handed out at a time; by default enough to keep the workers busy.
+    """
+    todo = iter(items)
+    underway: dict[Future[_OutcomeT], _ItemT] = {}
+    try:
+        while True:
+            most = workers.n_underway if n_underway is None else min(n_underway, workers.n_underway)
+            while len(underway) < most:
+                try:
+                    item = next(todo)
+                except StopIteration:
+                    break
+                underway[workers.executor.submit(function, item)] = item
+            if not underway:
+                return
+            for future in wait(underway, return_when=FIRST_COMPLETED).done:
+                yield underway.pop(future), future
+    finally:
+        for future in underway:
+            future.cancel()

@@ -14,9 +14,15 @@ from simdist.learning.training import TaskSetting, Trainer
 from simdist.scenario import Scenario
 from simdist.settings.base import plural
 from simdist.settings.units import in_range
-from simdist.studies.columns import SCHEDULE, STEP_TIME, Column, factor_with_interval, seconds_with_interval
+from simdist.studies.columns import (
+    SCHEDULE,
+    STEP_TIME,
+    Column,
+    factor_with_interval,
+    frame_of_records,
+    seconds_with_interval,
+)
 from simdist.studies.comparison import find_baseline
-from simdist.studies.frames import frame_of_records
 from simdist.studies.statistics import is_wide
 from simdist.studies.tables import table_text
 
@@ -120,7 +126,7 @@ def learning_text(document: Mapping[str, Any]) -> str:
 
 
 def learned_columns(rows: Sequence[Mapping[str, object]]) -> list[Column]:
-    """Return the columns of `learned_row`s."""
+    """Return the columns of rows by `learned_row`."""
     return [each for each in _COLUMNS if each.keys[0] in rows[0]]
 
 

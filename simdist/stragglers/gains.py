@@ -23,8 +23,8 @@ from simdist.errors import ScenarioError
 from simdist.runs.building import build
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
+from simdist.studies.columns import frame_of_records
 from simdist.studies.facets import GRADIENTS
-from simdist.studies.frames import frame_of_records
 from simdist.studies.measuring import ScheduleTimes, measure
 from simdist.studies.resampling import ResampledRecording, Runs, longest_period, runs_of
 from simdist.studies.statistics import resampled_interval

@@ -3,13 +3,18 @@
 Every table that shows the step time, the speed-up or the states of `simdist.traces.breakdown` takes them from here.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
+from simdist.errors import require
 from simdist.settings.units import format_seconds, in_range
 from simdist.studies.statistics import is_wide
 from simdist.traces.breakdown import STATES as STATE_NAMES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 _ItemT = TypeVar("_ItemT")
 
@@ -158,3 +163,35 @@ PLAIN_SPEEDUP: Column = Column("speed-up", "speedup", form=factor)
 #: Seconds per step in each state of `simdist.traces.breakdown`.
 STATES: tuple[Column, ...] = tuple(Column(state, f"{state}_s", form=seconds) for state in STATE_NAMES)
 ENGINE: Column = Column("engine")
+
+
+_INTERVAL = "_ci95"  # ends the names of 95 % intervals
+
+
+def frame_of_records(records: Iterable[Mapping[str, Any]]) -> "pd.DataFrame":
+    """Return records as a pandas frame; an interval such as `step_s_ci95` becomes `step_s_low` and `step_s_high`.
+
+    A column without any value is one of numbers, all NaN.
+
+    Raises:
+        UnsupportedError: pandas is not installed.
+    """
+    require("pandas", extra="tables", what="a frame of results")
+    import pandas as pd
+
+    found = pd.DataFrame([_flat(each) for each in records])
+    missing = [name for name in found.columns if found[name].isna().all()]
+    return found.astype(dict.fromkeys(missing, "float64"))
+
+
+def _flat(record: Mapping[str, Any]) -> dict[str, object]:
+    """Return a record with each interval in two cells."""
+    flat: dict[str, object] = {}
+    for key, cell in record.items():
+        if key.endswith(_INTERVAL):
+            low, high = cell or (None, None)
+            flat[key.replace(_INTERVAL, "_low")] = low
+            flat[key.replace(_INTERVAL, "_high")] = high
+        else:
+            flat[key] = cell
+    return flat

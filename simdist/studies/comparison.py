@@ -86,6 +86,17 @@ class Row:
         seconds = (self.compute_s, self.comm_s, self.wait_s, self.io_s, self.host_s)
         return dict(zip(STATES, seconds, strict=True))
 
+    def scaled(self, factor: float) -> "Row":
+        """Return the line with all times multiplied by a factor, and the same speed-up."""
+        states_s: dict[str, Any] = {f"{state}_s": seconds * factor for state, seconds in self.states_s.items()}
+        return replace(
+            self,
+            step_s=self.step_s * factor,
+            step_s_ci95=_scaled(self.step_s_ci95, factor),
+            step_s_range=_scaled(self.step_s_range, factor),
+            **states_s,
+        )
+
     def document(self) -> dict[str, object]:
         """Return the line as JSON has it: a key per attribute, and the keys of facets that say something.
 
@@ -147,6 +158,10 @@ class Row:
             if pair:
                 found[f"{key}_lo"], found[f"{key}_hi"] = pair
         return found
+
+
+def _scaled(interval: Interval | None, factor: float) -> Interval | None:
+    return (interval[0] * factor, interval[1] * factor) if interval else None
 
 
 @final
@@ -311,7 +326,7 @@ def frame(rows: Sequence[Row]) -> "pd.DataFrame":
     The ends of an interval such as `step_s_ci95` are two columns, `step_s_low` and `step_s_high`. Facets that say
     something add theirs.
     """
-    from simdist.studies.frames import frame_of_records
+    from simdist.studies.columns import frame_of_records
 
     facets = told(rows)
     return frame_of_records(each.cells(facets) for each in rows)

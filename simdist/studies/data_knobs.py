@@ -20,8 +20,8 @@ from simdist.scenario.cluster import Storage
 from simdist.schedules import Schedule
 from simdist.schedules.job import POLICIES, uses_disk, uses_memory
 from simdist.settings.base import unchecked_copy
+from simdist.studies.columns import frame_of_records
 from simdist.studies.epochs import Epochs, find_epochs
-from simdist.studies.frames import frame_of_records
 
 if TYPE_CHECKING:
     import pandas as pd

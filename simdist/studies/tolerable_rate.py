@@ -19,8 +19,7 @@ from simdist.scenario.scenario import AnyScenario
 from simdist.schedules import Schedule
 from simdist.settings.base import picked, plural
 from simdist.settings.units import format_seconds, format_share
-from simdist.studies.columns import SCHEDULE, Column, seconds
-from simdist.studies.frames import frame_of_records
+from simdist.studies.columns import SCHEDULE, Column, frame_of_records, seconds
 from simdist.studies.measuring import measure
 from simdist.studies.tables import table_text
 

@@ -297,7 +297,7 @@ def measure_finalists(
             each.schedule,
             known[index],
             breaches[index],
-            _scaled(_row(runs, (each.schedule, measured[index]), (baseline.schedule, measured[0])), scale),
+            _row(runs, (each.schedule, measured[index]), (baseline.schedule, measured[0])).scaled(scale),
             measured[index],
             each.step_s,
             scenarios[index].workload.micro_batches,
@@ -322,25 +322,6 @@ def _row(runs: Runs, one: tuple[Schedule, ScheduleTimes], base: tuple[Schedule, 
 def _in_order_s(scenario: Scenario, schedule: Schedule) -> float:
     """Return the seconds of a step with recorded delays in their recorded order."""
     return float(measuring.measure(scenario, build(scenario, schedule), n_seeds=1).step_s.mean())
-
-
-def _scaled(found: Row, scale: float) -> Row:
-    """Return the line of a schedule with scaled step times, and the same speed-up."""
-    if scale == 1:
-        return found
-    pair = found.step_s_ci95
-    wide = found.step_s_range
-    return replace(
-        found,
-        step_s=found.step_s * scale,
-        step_s_ci95=(pair[0] * scale, pair[1] * scale) if pair else None,
-        step_s_range=(wide[0] * scale, wide[1] * scale) if wide else None,
-        compute_s=found.compute_s * scale,
-        comm_s=found.comm_s * scale,
-        wait_s=found.wait_s * scale,
-        io_s=found.io_s * scale,
-        host_s=found.host_s * scale,
-    )
 
 
 def _with_chance(runs: Runs, found: Row, schedule: Schedule, base: Schedule) -> Row:

@@ -13,9 +13,9 @@ from simdist.files import read_jsonl
 from simdist.jobs.store import DESIGN
 from simdist.report.figures import shortened
 from simdist.settings.units import SI, Unit, format_Bps, format_nbytes, format_seconds, unit_of
-from simdist.sweeps.computed import read_sweep
 from simdist.sweeps.fastest import Fastest, fastest
 from simdist.sweeps.fields import Choice
+from simdist.sweeps.results import read_sweep
 from simdist.sweeps.table import ResultRow, Table, short_names, shown_text, uses_kinds, written_text
 
 #: Rows that a page holds: some 20 MB.
