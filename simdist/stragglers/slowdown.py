@@ -40,7 +40,7 @@ from simdist.stragglers.ideal import (
     shuffled,
     simultaneous,
 )
-from simdist.studies.frames import frame_of_records
+from simdist.studies.columns import frame_of_records
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import first_steps
 from simdist.traces.waiting import step_end_s as traced_end_s
