@@ -20,7 +20,7 @@ _APPLIED: dict[type[Op], str] = {
     Select: "the mean of the largest entries of the gradients",
     LowRank: "a low-rank approximation of the mean gradient",
 }
-Results: TypeAlias = Counter[tuple[Result, str | None]]  # with what is applied instead of the mean gradient
+_Results: TypeAlias = Counter[tuple[Result, str | None]]  # with what is applied instead of the mean gradient
 
 
 @click.command("plan")
@@ -117,7 +117,7 @@ def _tell_draw(session: common.Session, scenario: Scenario) -> None:
         )
 
 
-def _results(scenario: Scenario, built: Built) -> Results:
+def _results(scenario: Scenario, built: Built) -> _Results:
     """Return what the steps were proved to leave behind, what is applied if not gradients, and of how many steps."""
     described = job(scenario)
     steps = enumerate(built.plan.body_of_steps())
@@ -126,7 +126,7 @@ def _results(scenario: Scenario, built: Built) -> Results:
     return Counter((built.schedule.result(step, described), applied[body]) for step, body in steps)
 
 
-def _document(built: Built, results: Results, path: Path | None) -> dict[str, object]:
+def _document(built: Built, results: _Results, path: Path | None) -> dict[str, object]:
     """Return a plan as JSON.
 
     Columns:
@@ -179,7 +179,7 @@ def _record(result: Result, applied: str | None) -> dict[str, object]:
     return found | ({"applied": applied} if applied else {})
 
 
-def _proof_text(built: Built, results: Results) -> str:
+def _proof_text(built: Built, results: _Results) -> str:
     world_size = built.plan.world_size
     n_ranks = built.n_proved_ranks
     ranks = (

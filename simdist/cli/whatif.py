@@ -69,9 +69,9 @@ def command(session: common.Session, name: str, *, data: bool, knobs: bool, **gi
     options = WhatifOptions(**given)
     with session.bar() as bar:
         bar.update("read", 0, None)
-        job = read_job(session, name, options)
+        job = _read_job(session, name, options)
         is_compared = options.n_runs and not not_compared(job.scenario)
-        others = schedules_to_compare(session, job, options.schedules) if is_compared else ()
+        others = _schedules_to_compare(session, job, options.schedules) if is_compared else ()
         found = answer_whatif(job, others, options, bar.update)
     for warning in found.warnings():
         session.say(f"warning: {warning}")
@@ -98,7 +98,7 @@ def _show_loading(session: common.Session, name: str, schedule: str | None, *, t
     session.result(document, "\n\n\n".join(each.text() for each in found))
 
 
-def read_job(session: common.Session, name: str, options: WhatifOptions) -> WhatifJob:
+def _read_job(session: common.Session, name: str, options: WhatifOptions) -> WhatifJob:
     """Read what is looked at: a run directory, a directory with several, or a scenario, which is simulated.
 
     Raises:
@@ -182,7 +182,7 @@ def _baseline(schedules: Sequence[Schedule]) -> int:
     return find_label([(each.name, each.kind) for each in schedules], None) or 0
 
 
-def schedules_to_compare(session: common.Session, job: WhatifJob, wanted: str | None) -> tuple[Schedule, ...]:
+def _schedules_to_compare(session: common.Session, job: WhatifJob, wanted: str | None) -> tuple[Schedule, ...]:
     """Return the schedules to compare with the job's own.
 
     Args:

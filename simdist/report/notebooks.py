@@ -74,7 +74,7 @@ _Pictured: TypeAlias = (
     | LearnedSchedules
 )
 #: A result with a table.
-Shown: TypeAlias = _Pictured | Scenario | Sweep
+_Shown: TypeAlias = _Pictured | Scenario | Sweep
 
 _COMPARED = (SCHEDULE, STEP_TIME, SPEEDUP, *STATES, ENGINE)
 _KNOBS = (
@@ -141,7 +141,7 @@ def plot(result: _Pictured) -> "Figure":
             assert_never(unknown)
 
 
-def html_of(result: Shown) -> str:
+def html_of(result: _Shown) -> str:
     """Return a result as HTML, as notebooks show it."""
     match result:
         case Scenario():

@@ -36,7 +36,7 @@ from simdist.traces.trace import Trace, late_shares
 
 _Record: TypeAlias = dict[str, Any]
 #: Called with what is done, the work done and all work.
-Progress: TypeAlias = Callable[[str, float, float], None]
+_Progress: TypeAlias = Callable[[str, float, float], None]
 
 _MOST_LINKS = 6  # lines of a table; JSON has all
 _MOST_VALUES = 150_000_000  # of operations x ranks in a trace: 3.6 GB
@@ -349,7 +349,7 @@ def _refuse_large(scenario: Scenario, schedule: Schedule) -> None:
 
 
 def answer_whatif(
-    job: WhatifJob, others: Sequence[Schedule], options: WhatifOptions, progress: Progress
+    job: WhatifJob, others: Sequence[Schedule], options: WhatifOptions, progress: _Progress
 ) -> WhatifAnswer:
     """Return what stragglers cost a job, and what other schedules would gain.
 
@@ -377,7 +377,7 @@ def answer_whatif(
     return WhatifAnswer(job, found, find_pattern(found), compared, links, options.cluster)
 
 
-def _gains(job: WhatifJob, schedules: Sequence[Schedule], options: WhatifOptions, progress_of_all: Progress) -> Gains:
+def _gains(job: WhatifJob, schedules: Sequence[Schedule], options: WhatifOptions, progress_of_all: _Progress) -> Gains:
     """Compare schedules under what disturbed the job; a recording of that is needed only meanwhile."""
     n_total = len(schedules) + 1
     labels = [job.baseline.name, *(schedule.name for schedule in schedules)]

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-Drawn: TypeAlias = Literal["recorded", "random", "fixed"]
+_Drawn: TypeAlias = Literal["recorded", "random", "fixed"]
 #: Called with a schedule's label, the rank-steps done and the total rank-steps.
-Progress: TypeAlias = Callable[[str, int, int], None]
+_Progress: TypeAlias = Callable[[str, int, int], None]
 
 _LEAST_RUNS = 40  # 2.5 % of them is one run
 _ROUNDING = 1e-6  # without noise, a speed-up within this distance of 1 counts as none
@@ -93,7 +93,7 @@ class Gains:
     baseline: str
     baseline_step_s: float
     rows: tuple[Gain, ...]
-    drawn: Drawn
+    drawn: _Drawn
     n_runs: int
     n_steps: int
     recording: ResampledRecording | None
@@ -161,7 +161,7 @@ def find_gains(
     baseline: Schedule,
     n_runs: int,
     block_steps: int | None = None,
-    progress: Progress | None = None,
+    progress: _Progress | None = None,
 ) -> Gains:
     """Simulate schedules under the disturbances of a scenario, and compare them with a baseline.
 
@@ -173,7 +173,7 @@ def find_gains(
         n_runs: Runs of each schedule.
         block_steps: Steps of a block. None takes the number in the scenario. Without one, it is chosen: see
             `simdist.studies.resampling`.
-        progress: See `Progress`.
+        progress: See `_Progress`.
 
     Raises:
         ScenarioError: A block is longer than the recording, or there are no runs.
@@ -205,7 +205,7 @@ def find_gains(
     )
 
 
-def _measure(scenario: Scenario, schedule: Schedule, n_seeds: int, progress: Progress | None) -> ScheduleTimes:
+def _measure(scenario: Scenario, schedule: Schedule, n_seeds: int, progress: _Progress | None) -> ScheduleTimes:
     return measure(scenario, build(scenario, schedule), n_seeds=n_seeds, progress=progress)
 
 

@@ -56,7 +56,7 @@ _N_FINALISTS = 3  # besides the baseline
 _SEEDS = 5
 
 #: Trains schedules.
-Train = Callable[[Sequence[TimedSchedule]], Sequence[Learned]]
+_Train = Callable[[Sequence[TimedSchedule]], Sequence[Learned]]
 
 
 @dataclass(frozen=True, repr=False)
@@ -165,7 +165,7 @@ class Raced:
 
 
 def race(
-    entrants: Sequence[TimedSchedule], train: Train, target: Target, *, every: int, n_base: int = 1
+    entrants: Sequence[TimedSchedule], train: _Train, target: Target, *, every: int, n_base: int = 1
 ) -> tuple[list[TimedSchedule], TimedSchedule, int]:
     """Return the candidates, the best first; the baseline at its best rate; the number eliminated too early to judge.
 
