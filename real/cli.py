@@ -156,7 +156,7 @@ def _one(
         _check_not_measured(run, options)  # by another start, before this one had the lock
     if connection.place.local_rank == 0 and (earlier := _rescue(run)):
         told = f"real: rank {rank}: {run.plan.name}: an earlier run ended early: what was done is in {earlier}"
-        print(told, file=sys.stderr, flush=True)
+        print(told, file=sys.stderr, flush=True)  # noqa: T201 (the terminal of a run)
     connection.agree("plan", run.plan.digest())
     forget(parts, rank)  # what is kept now; it would end up in a trace of this run
     _agree(connection, run, options)
@@ -189,7 +189,7 @@ def _one(
             raise
     forget(parts, rank)
     if done:
-        print(_summary(run, *done), flush=True)
+        print(_summary(run, *done), flush=True)  # noqa: T201 (the terminal of a run)
 
 
 def _open_input(

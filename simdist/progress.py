@@ -111,13 +111,13 @@ def _left(done: float, total: float | None, began_s: float, already: float) -> s
 
     rich knows a speed only after two reports that it saw itself; of work that is done in lumps that takes long.
     """
-    return time_left(done - already, total - already, time.monotonic() - began_s) if total else ""
+    return _time_left(done - already, total - already, time.monotonic() - began_s) if total else ""
 
 
-def time_left(done: float, total: float, passed_s: float) -> str:
+def _time_left(done: float, total: float, passed_s: float) -> str:
     """Say how long the rest takes at the speed so far, such as `1 min 5 s left`; nothing if nothing is done yet.
 
-    >>> time_left(1, 3, 40.0), time_left(0, 3, 40.0), time_left(1, 181, 60.0)
+    >>> _time_left(1, 3, 40.0), _time_left(0, 3, 40.0), _time_left(1, 181, 60.0)
     ('1 min 20 s left', '', '3 h 0 min left')
     """
     if not done:

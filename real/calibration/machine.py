@@ -61,7 +61,7 @@ class _StepTimes:
     spread: float
 
 
-def device_name(device: torch.device) -> str:
+def _device_name(device: torch.device) -> str:
     """Return the name of the GPU, or of the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -77,7 +77,7 @@ def source(connection: Connection, n_nodes: int) -> str:
     """State the source of numbers: backend, versions, machines. No date is included, so equal runs give equal files."""
     world_size = connection.place.world_size
     ranks = f"{world_size} {plural(world_size, 'rank')} on {n_nodes} {plural(n_nodes, 'node')}"
-    where = f"{platform.system()}, {device_name(connection.device)}"
+    where = f"{platform.system()}, {_device_name(connection.device)}"
     return f"measured by real.calibrate: {connection.backend}, torch {torch.__version__}, {ranks}, {where}"
 
 
@@ -91,7 +91,7 @@ def measure_device(connection: Connection) -> Device:
     factor = torch.randn(_FACTOR, device=device)
     connection.barrier("columns made orthonormal")
     column_s = _median_of_ranks(_laps_s(device, lambda: orthonormalize(factor))) / _FACTOR[1]
-    found = Device(name=device_name(device), memory_bandwidth_Bps=memory_Bps, orthonormalize_s=column_s)
+    found = Device(name=_device_name(device), memory_bandwidth_Bps=memory_Bps, orthonormalize_s=column_s)
     if device.type != "cuda":
         return found
     pinned = torch.ones(nbytes, dtype=torch.uint8, pin_memory=True)

@@ -97,7 +97,7 @@ class Executor:
             where a buffer may be in use after its last operation was enqueued.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what a run is put together from)
         self,
         plan: Plan,
         *,

@@ -47,7 +47,7 @@ class _VirtualResult:
     modules: tuple[nn.Module, ...]
 
 
-def train_together(
+def train_together(  # noqa: PLR0913 (what a run is put together from)
     plan: Plan,
     make: Callable[[int], tuple[nn.Module, torch.optim.Optimizer]],
     loss: LossFunction,
@@ -123,7 +123,7 @@ class World:
         RunError: Its buffers do not fit into memory.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what a run is put together from)
         self,
         plan: Plan,
         make: Callable[[int], Made],

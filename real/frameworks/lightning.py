@@ -125,7 +125,7 @@ class _FitEvents:
             self._worker.average()
 
 
-class Files(Protocol):
+class _Files(Protocol):
     """How Lightning reads checkpoints."""
 
     def load_checkpoint(self, path: str, *options: object, **more: object) -> dict[str, object]:
@@ -142,7 +142,7 @@ class _ReadOnly:
         files: Reads them.
     """
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: _Files) -> None:
         self._files = files
 
     def save_checkpoint(self, checkpoint: object, path: str, storage_options: object = None) -> None:

@@ -23,19 +23,19 @@ def can_use_triton(values: Tensor) -> bool:
     return values.is_cuda and values.dtype in dtypes and importlib.util.find_spec("triton") is not None
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def _wide(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype for computing with magnitudes: at least float32, because half precision rounds thresholds."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def largest_magnitude(dtype: torch.dtype) -> float:
     """Return the cap of magnitudes: a quarter of the largest number, so that the sum of two is finite."""
-    return torch.finfo(wide(dtype)).max / 4
+    return torch.finfo(_wide(dtype)).max / 4
 
 
 def finite_magnitudes(values: Tensor) -> Tensor:
     """Return |values|, wide, with the cap in place of NaN, infinities and larger magnitudes."""
-    magnitudes = values.abs().to(wide(values.dtype))
+    magnitudes = values.abs().to(_wide(values.dtype))
     return torch.fmin(magnitudes, magnitudes.new_full((), largest_magnitude(values.dtype)))
 
 
@@ -102,7 +102,7 @@ def maxima_of_groups(values: Tensor, k: int) -> GroupMaxima:
 
 
 def _summarize(values: Tensor, size: int) -> GroupMaxima:
-    dtype = wide(values.dtype)
+    dtype = _wide(values.dtype)
     maxima = torch.empty(-(-values.numel() // size), dtype=dtype)
     scratch = torch.empty(min(values.numel(), _CHUNK), dtype=dtype)
     total = 0.0

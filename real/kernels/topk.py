@@ -211,7 +211,7 @@ def select_largest(
         case "mstopk":
             indices = mstopk(values, k, generator)
         case "dgc":
-            indices = dgc(values, k, generator)
+            indices = _dgc(values, k, generator)
         case _:
             assert_never(method)
     return values[indices], indices.to(torch.int32)
@@ -242,7 +242,7 @@ def _check(values: Tensor, k: int) -> None:
         raise RunError(f"top-k with k = {k} of {values.numel()} elements; must be from 0 to {values.numel()}")
 
 
-def dgc(values: Tensor, k: int, generator: torch.Generator | None = None) -> Tensor:
+def _dgc(values: Tensor, k: int, generator: torch.Generator | None = None) -> Tensor:
     """Return k positions of nearly the largest magnitudes.
 
     Args:

@@ -265,7 +265,7 @@ def _leading_digits(counts, k, CELLS: tl.constexpr, BITS: tl.constexpr, N_KNOWN:
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def _count_keys(
+def _count_keys(  # noqa: PLR0913 (pointers and sizes one by one)
     keys, n_in_span, counts, k, span_size,
     DIGIT: tl.constexpr, CELLS: tl.constexpr, BITS: tl.constexpr, N_DIGITS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
@@ -284,7 +284,7 @@ def _count_keys(
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def _count_taken(
+def _count_taken(  # noqa: PLR0913 (pointers and sizes one by one)
     keys, n_in_span, counts, n_above, n_within, k, span_size,
     CELLS: tl.constexpr, BITS: tl.constexpr, N_DIGITS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
@@ -304,7 +304,7 @@ def _count_taken(
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def _write(
+def _write(  # noqa: PLR0913 (pointers and sizes one by one)
     keys, positions, n_in_span, counts, n_above, n_within, drawn, taken, k, span_size, n_spans,
     CELLS: tl.constexpr, BITS: tl.constexpr, N_DIGITS: tl.constexpr, CHUNK: tl.constexpr, MAX_SPANS: tl.constexpr,
 ):  # fmt: skip

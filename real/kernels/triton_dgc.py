@@ -78,7 +78,7 @@ def dgc(values: Tensor, k: int, threshold: Tensor, drawn: Tensor, *, layout: com
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def _choose(
+def _choose(  # noqa: PLR0913 (pointers and sizes one by one)
     values, threshold, chosen, n_chosen, count, n_tiles,
     LARGEST: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -99,7 +99,7 @@ def _choose(
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def _collect(
+def _collect(  # noqa: PLR0913 (pointers and sizes one by one)
     values, threshold, chosen, n_chosen, keys, positions, n_in_span, count, groups_in_span,
     LARGEST: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -121,7 +121,7 @@ def _collect(
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def _take_all_if_few(
+def _take_all_if_few(  # noqa: PLR0913 (pointers and sizes one by one)
     values, n_before, keys, positions, n_in_span, k, count, span_size, n_spans,
     LARGEST: tl.constexpr, CHUNK: tl.constexpr, MAX_SPANS: tl.constexpr,
 ):  # fmt: skip

@@ -122,7 +122,7 @@ def _level(magnitudes, mean, up, down, STEPS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def _summarize(
+def _summarize(  # noqa: PLR0913 (pointers and sizes one by one)
     values, maxima, span_sums, span_maxima, count, n_tiles,
     LARGEST: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -183,7 +183,7 @@ def _lowest_level(scale, counts, k, STEPS: tl.constexpr, CELLS: tl.constexpr, SH
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def _choose(
+def _choose(  # noqa: PLR0913 (pointers and sizes one by one)
     maxima, scale, counts, chosen, n_chosen, k, n_groups, groups_in_span,
     STEPS: tl.constexpr, CELLS: tl.constexpr, SHIFT: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
@@ -201,7 +201,7 @@ def _choose(
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def _collect(
+def _collect(  # noqa: PLR0913 (pointers and sizes one by one)
     values, scale, counts, chosen, n_chosen, keys, positions, n_in_span, k, count, groups_in_span,
     LARGEST: tl.constexpr, STEPS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     CELLS: tl.constexpr, SHIFT: tl.constexpr,

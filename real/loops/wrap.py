@@ -51,7 +51,7 @@ _EXPERIMENT = Experiment()
 _LAUNCH = Launch()
 
 
-def wrap(
+def wrap(  # noqa: PLR0913 (one for each option)
     module: nn.Module,
     optimizer: torch.optim.Optimizer,
     schedule: Schedule | Plan | Path | str,

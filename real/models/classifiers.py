@@ -80,7 +80,7 @@ def _initialize(network: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
 
 
-class Residual(nn.Module):
+class _Residual(nn.Module):
     """ReLU(body(x) + shortcut(x)); the shortcut is a 1x1 convolution if the shape changes (option B).
 
     Args:
@@ -119,6 +119,6 @@ def resnet(*depths: int, bottleneck: bool) -> nn.Sequential:
         blocks = layers[f"stage{stage + 1}"] = nn.Sequential()
         for block in range(depth):
             stride = 2 if stage > 0 and block == 0 else 1
-            blocks.append(Residual(n_in, 64 << stage, stride, bottleneck=bottleneck))
+            blocks.append(_Residual(n_in, 64 << stage, stride, bottleneck=bottleneck))
             n_in = (64 << stage) * (4 if bottleneck else 1)
     return named_layers(layers | {"classifier": classifier(n_in)})

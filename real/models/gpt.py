@@ -9,7 +9,7 @@ from torch.nn import functional
 _INIT_STD = 0.02  # Radford et al. 2018, section 4.1
 
 
-class MatrixProduct(nn.Module):
+class _MatrixProduct(nn.Module):
     """A @ B without parameters; it is a module only so that hooks see it."""
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class Gpt(nn.Module):
         self.position = nn.Embedding(length, width)
         self.layers = nn.Sequential(*(_Layer(width, n_heads) for _ in range(n_layers)))
         self.norm = nn.LayerNorm(width)
-        self.logits = MatrixProduct()
+        self.logits = _MatrixProduct()
         self._initialize()
 
     def forward(self, tokens: Tensor) -> Tensor:

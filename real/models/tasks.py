@@ -240,7 +240,7 @@ def _text() -> dict[str, Any]:
 CURVATURES = torch.logspace(0, -2, 10, dtype=torch.float64)  # condition number 100
 
 
-class Quadratic(nn.Module):
+class _Quadratic(nn.Module):
     """f(x) = 1/2 sum_i c_i x_i^2 with the curvatures c and gradient noise: the gradient of a sample is c x - z."""
 
     def __init__(self) -> None:
@@ -269,7 +269,7 @@ def _quadratic() -> dict[str, Any]:
     """
 
     def make(rank: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-        module = Quadratic()
+        module = _Quadratic()
         return module, torch.optim.SGD(module.parameters(), lr=0.5)
 
     def batch(step: int, rank: int, seed: int) -> Batch:

@@ -36,7 +36,7 @@ from real.processes.signing import SignedStore
 from simdist.errors import RunError
 
 _SILENT_BEATS = 12
-SETTLE_S = 3.0  # time for the report of another process's failure to arrive: two beats there, two here, and a reserve
+_SETTLE_S = 3.0  # time for the report of another process's failure to arrive: two beats there, two here, and a reserve
 _LAST_WORDS_S = 2.0  # for the last message of a rank that fails
 
 
@@ -230,8 +230,8 @@ class Guard:
 
     def stuck_store(self) -> str:
         """Return a sentence if no beat has gone through for a few seconds; else an empty one."""
-        is_stuck = self._pulse.is_alive and self._pulse.since_beat_s > SETTLE_S
-        return f"{self.store_host()} has not answered for {SETTLE_S:g} s" if is_stuck else ""
+        is_stuck = self._pulse.is_alive and self._pulse.since_beat_s > _SETTLE_S
+        return f"{self.store_host()} has not answered for {_SETTLE_S:g} s" if is_stuck else ""
 
     def fail(self, reason: str) -> None:
         """Report to the others that this rank ends, and why, unless another rank is known to have failed before it."""
@@ -418,7 +418,7 @@ class Guard:
         print(f"{self._me}: the process that started it is gone; it ends too", file=sys.stderr, flush=True)  # noqa: T201
         self._failure.blame(f"{self._me} lost the process that started it")
         os.kill(self._me.pid, signal.SIGTERM)
-        time.sleep(_LAST_WORDS_S + SETTLE_S)
+        time.sleep(_LAST_WORDS_S + _SETTLE_S)
         os._exit(1)  # the main thread is blocked in native code
 
     def _await_news(self) -> None:
@@ -429,7 +429,7 @@ class Guard:
             waited_s = time.monotonic() - begin_s
             alive = [beat for beat in self._table.beats.values() if beat.state == "alive"]
             doubtful = any(self._table.n_quiet(beat.rank) > 3 for beat in alive)
-            if waited_s > SETTLE_S + (_SILENT_BEATS * BEAT_S if doubtful else 0.0):
+            if waited_s > _SETTLE_S + (_SILENT_BEATS * BEAT_S if doubtful else 0.0):
                 return
 
     def _need_store(self, counts: Mapping[int, int]) -> list[Heartbeat]:

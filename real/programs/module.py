@@ -45,7 +45,7 @@ class ModuleProgram(Program):
         PlanError: The plan is for another model or optimizer, or updates the model in parts.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what a run is put together from)
         self,
         plan: Plan,
         module: nn.Module,

@@ -151,7 +151,7 @@ def gather_trace(
     times_s = np.empty((3, plan.n_instances, plan.world_size))
     for other, theirs in enumerate(gather_to_first(mine, group=group)):
         times_s[:, :, other] = theirs.numpy()
-    return None if rank else trace_of(plan, times_s, source, late or {})
+    return None if rank else _trace_of(plan, times_s, source, late or {})
 
 
 def salvage(folder: Path, plan: Plan) -> Trace | None:
@@ -173,10 +173,10 @@ def salvage(folder: Path, plan: Plan) -> Trace | None:
         if part.digest == plan.digest():
             times_s[:, :, rank] = to_common_s(theirs, start_s=part.start_s)
     times_s[:, np.isnan(times_s[2])] = np.nan  # instances that began but did not end count as not run
-    return None if np.isnan(times_s).all() else trace_of(plan, times_s, "real, ended early")
+    return None if np.isnan(times_s).all() else _trace_of(plan, times_s, "real, ended early")
 
 
-def trace_of(
+def _trace_of(
     plan: Plan, times_s: NDArray[np.float64], source: str, late: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 ) -> Trace:
     """Return the trace of times in common time, float64 `[3, n_instances, world_size]`."""

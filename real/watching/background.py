@@ -22,14 +22,14 @@ from real.watching.tracing import TraceMark, TraceMarker
 from real.watching.work import StepClock, StepMoments, measured
 from simdist.errors import RunError
 
-MomentT = TypeVar("MomentT")
+_MomentT = TypeVar("_MomentT")
 
 _LOOK_S = 0.005  # between two looks whether a GPU has reached an event
 _END_S = 1.0  # after the limit of a wait, for the thread to notice it
 
 
 @dataclass(frozen=True, slots=True)
-class WindowMoments(Generic[MomentT]):
+class WindowMoments(Generic[_MomentT]):
     """The moments of a window of steps on this rank.
 
     Args:
@@ -40,13 +40,13 @@ class WindowMoments(Generic[MomentT]):
     """
 
     number: int
-    steps: Sequence[StepMoments[MomentT]]
+    steps: Sequence[StepMoments[_MomentT]]
     is_last: bool = False
     unseen: str = ""
 
 
 @final
-class WatchThread(Generic[MomentT]):
+class WatchThread(Generic[_MomentT]):
     """Works on windows, one after the other.
 
     Args:
@@ -66,7 +66,7 @@ class WatchThread(Generic[MomentT]):
 
     def __init__(
         self,
-        clock: StepClock[MomentT],
+        clock: StepClock[_MomentT],
         exchange: StoreExchange | None,
         *,
         rank: int,
@@ -83,11 +83,11 @@ class WatchThread(Generic[MomentT]):
         self._find = _Finding(csv, earliest) if rank == 0 else None
         self._timeout_s = timeout_s
         self._closing_s = float("inf")
-        self._queue: queue.SimpleQueue[WindowMoments[MomentT] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[WindowMoments[_MomentT] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="simdist-watch", daemon=True)
         self._thread.start()
 
-    def put(self, window: WindowMoments[MomentT]) -> None:
+    def put(self, window: WindowMoments[_MomentT]) -> None:
         """Hand over the moments of a window."""
         self._queue.put(window)
 
@@ -117,7 +117,7 @@ class WatchThread(Generic[MomentT]):
             self.is_off = True
             self._tell_others(WatchNews(-1, None, is_off=True))
 
-    def _work_on(self, window: WindowMoments[MomentT]) -> None:
+    def _work_on(self, window: WindowMoments[_MomentT]) -> None:
         deadline_s = time.monotonic() + self._timeout_s
 
         def is_late() -> bool:
@@ -134,7 +134,7 @@ class WatchThread(Generic[MomentT]):
                 self.mark = news.mark
                 self.is_off = news.is_off
 
-    def _await_moments(self, window: WindowMoments[MomentT], is_late: Callable[[], bool]) -> None:
+    def _await_moments(self, window: WindowMoments[_MomentT], is_late: Callable[[], bool]) -> None:
         """Wait until the last moment of a window has passed. Moments pass in order."""
         while window.steps and not self._clock.has_passed(window.steps[-1].end):
             if is_late():
@@ -142,7 +142,7 @@ class WatchThread(Generic[MomentT]):
             time.sleep(_LOOK_S)
 
     def _find_late(
-        self, find: "_Finding", window: WindowMoments[MomentT], post: WindowPost, is_late: Callable[[], bool]
+        self, find: "_Finding", window: WindowMoments[_MomentT], post: WindowPost, is_late: Callable[[], bool]
     ) -> None:
         posts = {0: post}
         if self._exchange is not None:

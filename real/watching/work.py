@@ -24,24 +24,24 @@ import torch
 
 from real.recording.timing import now_s
 
-MomentT = TypeVar("MomentT")
+_MomentT = TypeVar("_MomentT")
 
 _N_WARM_UP = 2  # steps
 
 
-class StepClock(abc.ABC, Generic[MomentT]):
+class StepClock(abc.ABC, Generic[_MomentT]):
     """Takes moments, and tells later how far apart they are."""
 
     @abc.abstractmethod
-    def take(self) -> MomentT:
+    def take(self) -> _MomentT:
         """Return the present moment, without waiting for anything."""
 
     @abc.abstractmethod
-    def has_passed(self, moment: MomentT) -> bool:
+    def has_passed(self, moment: _MomentT) -> bool:
         """Tell whether a moment is known."""
 
     @abc.abstractmethod
-    def seconds(self, begin: MomentT, end: MomentT) -> float:
+    def seconds(self, begin: _MomentT, end: _MomentT) -> float:
         """Return the seconds between two moments that have passed."""
 
 
@@ -89,7 +89,7 @@ class CudaStepClock(StepClock[torch.cuda.Event]):
 
 
 @dataclass(frozen=True, slots=True)
-class StepMoments(Generic[MomentT]):
+class StepMoments(Generic[_MomentT]):
     """The moments of one step.
 
     Args:
@@ -100,9 +100,9 @@ class StepMoments(Generic[MomentT]):
     """
 
     step: int
-    begin: MomentT
-    end: MomentT
-    waits: tuple[tuple[MomentT, MomentT], ...]
+    begin: _MomentT
+    end: _MomentT
+    waits: tuple[tuple[_MomentT, _MomentT], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class StepWork:
 
 
 @final
-class WorkRecorder(Generic[MomentT]):
+class WorkRecorder(Generic[_MomentT]):
     """Records the moments of steps.
 
     Args:
@@ -132,13 +132,13 @@ class WorkRecorder(Generic[MomentT]):
         n_waits: Exchanges so far.
     """
 
-    def __init__(self, clock: StepClock[MomentT]) -> None:
+    def __init__(self, clock: StepClock[_MomentT]) -> None:
         self.clock = clock
         self.n_waits = 0
         self._depth = 0
-        self._arrived: MomentT | None = None
-        self._waits: list[tuple[MomentT, MomentT]] = []
-        self._begin: MomentT | None = None
+        self._arrived: _MomentT | None = None
+        self._waits: list[tuple[_MomentT, _MomentT]] = []
+        self._begin: _MomentT | None = None
         self._n_steps = 0
 
     def arrive(self) -> None:
@@ -164,7 +164,7 @@ class WorkRecorder(Generic[MomentT]):
         finally:
             self.leave()
 
-    def end_step(self, step: int) -> StepMoments[MomentT] | None:
+    def end_step(self, step: int) -> StepMoments[_MomentT] | None:
         """End a step. Return its moments; None for the first two.
 
         The beginning of the first step is not known. The second contains the rest of the first, which makes the
@@ -181,7 +181,7 @@ class WorkRecorder(Generic[MomentT]):
         return None if begin is None or self._n_steps <= _N_WARM_UP else StepMoments(step, begin, end, waits)
 
 
-def measured(moments: StepMoments[MomentT], clock: StepClock[MomentT]) -> StepWork:
+def measured(moments: StepMoments[_MomentT], clock: StepClock[_MomentT]) -> StepWork:
     """Return how long a step took. All its moments have passed.
 
     >>> measured(StepMoments(step=7, begin=2.0, end=5.0, waits=((3.0, 3.5), (4.0, 5.0))), HostStepClock())

@@ -267,7 +267,7 @@ class _Lru:
         return gone
 
 
-ScalarT = TypeVar("ScalarT", bound=np.generic)
+_ScalarT = TypeVar("_ScalarT", bound=np.generic)
 
 
 class _KeepingCaches:
@@ -327,7 +327,7 @@ class _KeepingCaches:
             yield BatchReads(number + at, epoch, *row)
 
 
-def _noted(value: ScalarT, shape: tuple[int, ...], *, for_each: bool) -> NDArray[ScalarT]:
+def _noted(value: _ScalarT, shape: tuple[int, ...], *, for_each: bool) -> NDArray[_ScalarT]:
     """Return an array of equal values, which takes memory only if they may change."""
     return np.full(shape, value) if for_each else np.broadcast_to(value, shape)
 
@@ -370,7 +370,7 @@ def that_fit(sizes: NDArray[np.int64], room_nbytes: float) -> NDArray[np.bool_]:
     return fits
 
 
-Caches: TypeAlias = _KeepingCaches | _EvictingCaches
+_Caches: TypeAlias = _KeepingCaches | _EvictingCaches
 
 
 def look_up(plan: Plan) -> Iterator[BatchReads]:
@@ -391,7 +391,7 @@ def on_disk_at_first(plan: Plan, node: int) -> NDArray[np.int64]:
     return _caches_at_first(plan, dataset).on_disk(node)
 
 
-def _caches_at_first(plan: Plan, dataset: Dataset) -> Caches:
+def _caches_at_first(plan: Plan, dataset: Dataset) -> _Caches:
     """Return the caches before the first load: with staged samples, and samples that an earlier run has left."""
     caches = _caches(plan, dataset)
     if _stages_in(plan):
@@ -405,7 +405,7 @@ def _caches_at_first(plan: Plan, dataset: Dataset) -> Caches:
     return caches
 
 
-def _caches(plan: Plan, dataset: Dataset) -> Caches:
+def _caches(plan: Plan, dataset: Dataset) -> _Caches:
     if dataset.eviction == "lru":
         return _EvictingCaches(dataset, plan.world_size)
     keep: set[Level] = {level for body in plan.bodies for op in body if isinstance(op, Load) for level in op.keep}
@@ -426,7 +426,7 @@ def staged_samples(dataset: Dataset, node: int, n_nodes: int) -> NDArray[np.int6
     return samples[that_fit(dataset.files_nbytes()[samples], dataset.disk_nbytes)]
 
 
-def _look_up(plan: Plan, dataset: Dataset, caches: Caches) -> Iterator[BatchReads]:
+def _look_up(plan: Plan, dataset: Dataset, caches: _Caches) -> Iterator[BatchReads]:
     per_epoch = dataset.steps_per_epoch(plan.world_size)
     n_loads = sum(1 for _ in plan.loads())
     for epoch, numbered in groupby(enumerate(plan.loads()), key=lambda each: each[0] // per_epoch):

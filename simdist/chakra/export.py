@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 #: Name of the process group of all ranks in traces.
-WORLD = "0"
+_WORLD = "0"
 _MAX_INT64 = 2**63 - 1
 _COLLECTIVES: dict[type[Collective], CollectiveType] = {
     ops.AllReduce: CollectiveType.ALL_REDUCE,
@@ -93,7 +93,7 @@ class ProcessGroups:
 
     def name(self, group: Group, rank: int) -> str:
         """Return the name of a rank's group in traces."""
-        return str(self.first[group] + group.number(rank)) if group in self.first else WORLD
+        return str(self.first[group] + group.number(rank)) if group in self.first else _WORLD
 
     def document(self) -> dict[str, list[int]]:
         """Return the ranks of each group except the world, by name: the file that simulators read with the traces."""

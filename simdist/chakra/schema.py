@@ -1,7 +1,7 @@
 """Messages of Chakra execution traces: a head, then nodes, each after its length.
 
 The file has no mark at its beginning or end. Head and nodes have attributes. The library protobuf (extra `chakra`)
-makes the classes of the messages from `SCHEMA` when they are first needed.
+makes the classes of the messages from `_SCHEMA` when they are first needed.
 
 >>> node = message_classes().node(id=7, name="forward", type=NodeType.COMP, data_deps=[3])
 >>> add_attribute(node, "num_ops", "int64", 12)
@@ -73,7 +73,7 @@ _SCALARS = (
 _VALUES = tuple(field for kind in _SCALARS for field in (f"{kind} {kind}_val", f"{kind}_values {kind}_list"))
 
 #: Message -> its fields, numbered from 1: type and name, with an asterisk after the type of a repeated field.
-SCHEMA: dict[str, tuple[str, ...]] = {
+_SCHEMA: dict[str, tuple[str, ...]] = {
     **{f"{kind}_values": (f"{kind}* values",) for kind in _SCALARS},
     "AttributeProto": ("string name", "string doc_string", *_VALUES),  # at most one of its values is set
     "IOInfo": ("string values", "string shapes", "string types"),
@@ -92,7 +92,7 @@ SCHEMA: dict[str, tuple[str, ...]] = {
     ),
 }
 
-AttributeValue: TypeAlias = bool | int | float | str | bytes
+_AttributeValue: TypeAlias = bool | int | float | str | bytes
 
 
 class MessageClasses(NamedTuple):
@@ -104,7 +104,7 @@ class MessageClasses(NamedTuple):
 
 @cache
 def message_classes() -> MessageClasses:
-    """Return the classes that protobuf makes from `SCHEMA`.
+    """Return the classes that protobuf makes from `_SCHEMA`.
 
     Raises:
         UnsupportedError: protobuf is not installed.
@@ -114,7 +114,7 @@ def message_classes() -> MessageClasses:
 
     kinds = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", package=_PACKAGE, syntax="proto3")
-    for message, fields in SCHEMA.items():
+    for message, fields in _SCHEMA.items():
         made = file.message_type.add(name=message)
         for number, (kind, name) in enumerate(map(str.split, fields), 1):
             label = kinds.LABEL_REPEATED if kind.endswith("*") else kinds.LABEL_OPTIONAL
@@ -134,7 +134,7 @@ def message_classes() -> MessageClasses:
     return MessageClasses(*(message_factory.GetMessageClass(pool.FindMessageTypeByName(name)) for name in names))
 
 
-def add_attribute(message: "Message", name: str, kind: str, value: AttributeValue) -> None:
+def add_attribute(message: "Message", name: str, kind: str, value: _AttributeValue) -> None:
     """Add a named value of a type such as `int64` to a head or a node."""
     message.attr.add(name=name, **{f"{kind}_val": value})
 

@@ -65,7 +65,7 @@ from simdist.settings.units import format_seconds, parse_Bps, parse_seconds
 )
 @click.option("--force", is_flag=True, help="Replace existing files.")
 @common.options
-def command(
+def command(  # noqa: PLR0913 (one for each option)
     session: common.Session,
     traces: tuple[str, ...],
     *,

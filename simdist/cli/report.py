@@ -25,7 +25,7 @@ from simdist.sweeps.results import is_sweep
 
 _PAGES = (".html", ".htm")
 #: Run directories on a page; of more, charts and lists are too long to be read.
-MOST_RUNS = 24
+_MOST_RUNS = 24
 
 
 @click.command("report")
@@ -111,9 +111,9 @@ def _check_number(folder: Path) -> None:
     """Refuse more runs than a page can show, or of several folders, before they are read."""
     paths = run_directory.find(folder)
     parents = list(dict.fromkeys(path.parent for path in paths))
-    if len(parents) > 1 or len(paths) > MOST_RUNS:
+    if len(parents) > 1 or len(paths) > _MOST_RUNS:
         raise ScenarioError(
-            f"{folder}: holds {len(paths):,} runs in {len(parents):,} folders, a page compares up to {MOST_RUNS} in "
+            f"{folder}: holds {len(paths):,} runs in {len(parents):,} folders, a page compares up to {_MOST_RUNS} in "
             f"one: choose it, such as {parents[0]}; `simdist results {folder}` shows all as a table"
         )
 

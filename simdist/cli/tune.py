@@ -72,7 +72,7 @@ class _Declared(click.Option):
 )
 @learn.options
 @common.options
-def command(
+def command(  # noqa: PLR0913 (one for each option)
     session: common.Session,
     name: str,
     *,

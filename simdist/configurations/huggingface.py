@@ -32,7 +32,7 @@ def read_config(path: Path, *, sequence: int | None = None) -> DescribedJob:
     Raises:
         ScenarioError: It cannot be read, or the model is none that can be described.
     """
-    return described_model(Keys(str(path), json_of(path)), sequence=sequence)
+    return _described_model(Keys(str(path), json_of(path)), sequence=sequence)
 
 
 def json_of(path: Path) -> dict[str, object]:
@@ -50,7 +50,7 @@ def json_of(path: Path) -> dict[str, object]:
     return found
 
 
-def described_model(config: Keys, *, sequence: int | None) -> DescribedJob:
+def _described_model(config: Keys, *, sequence: int | None) -> DescribedJob:
     """Return the model that keys describe, with the arguments and errors of `read_config`."""
     if not isinstance(config.get("model_type"), str):
         raise ScenarioError(f"{config.file}: has no model_type: write the config.json of a Hugging Face model")

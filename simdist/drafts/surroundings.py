@@ -11,7 +11,7 @@ from os import killpg
 from typing import TypeAlias
 
 #: A number, and the name of the variable or program that states it.
-Stated: TypeAlias = tuple[int, str]
+_Stated: TypeAlias = tuple[int, str]
 
 _NVIDIA_SMI = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
 _TIMEOUT_S = 10.0
@@ -37,8 +37,8 @@ class Launched:
         ignored: Variables that cannot be used, and why.
     """
 
-    nodes: Stated | None = None
-    per_node: Stated | None = None
+    nodes: _Stated | None = None
+    per_node: _Stated | None = None
     ignored: tuple[str, ...] = ()
 
 
@@ -71,7 +71,7 @@ class _Variables:
     environ: Mapping[str, str]
     ignored: list[str] = field(default_factory=list)
 
-    def number(self, *names: str) -> Stated | None:
+    def number(self, *names: str) -> _Stated | None:
         """Return the first that is stated: `8`, `a100:8`, or `8(x4)` of Slurm."""
         for name in names:
             text = self.environ.get(name, "").strip()
@@ -103,7 +103,7 @@ def launched(environ: Mapping[str, str]) -> Launched:
     return Launched(n_nodes, per_node, tuple(read.ignored))
 
 
-def _divided(read: _Variables, of_all: str, of_node: str) -> tuple[Stated, Stated] | None:
+def _divided(read: _Variables, of_all: str, of_node: str) -> tuple[_Stated, _Stated] | None:
     """Return nodes, and ranks of each, from two variables of ranks."""
     world = read.number(of_all)
     local = read.number(of_node)
@@ -115,7 +115,7 @@ def _divided(read: _Variables, of_all: str, of_node: str) -> tuple[Stated, State
     return (world[0] // local[0], f"{of_all} / {of_node}"), local
 
 
-def visible_gpus(environ: Mapping[str, str]) -> Stated | None:
+def visible_gpus(environ: Mapping[str, str]) -> _Stated | None:
     """Return how many GPUs `CUDA_VISIBLE_DEVICES` lists; None if it lists none."""
     listed = [each for each in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()]
     return (len(listed), "CUDA_VISIBLE_DEVICES") if listed and "-1" not in listed else None

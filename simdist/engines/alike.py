@@ -39,8 +39,8 @@ from simdist.plan.walk import Stretch, Template, stretches
 from simdist.traces.breakdown import Attribution, Breakdown
 from simdist.traces.trace import Trace, ended_with_its_last_result
 
-Times: TypeAlias = NDArray[np.float64]
-Progress: TypeAlias = Callable[[int, int], None]
+_Times: TypeAlias = NDArray[np.float64]
+_Progress: TypeAlias = Callable[[int, int], None]
 
 _MOST_KINDS = 0.5  # of the ranks; with more, it does not pay
 _MOST_LATER = 64  # kinds after the first span, if the ranks are few
@@ -73,7 +73,7 @@ class KindsRun:
         self,
         plan: Plan,
         delays: SeedDelays,
-        progress: Progress | None,
+        progress: _Progress | None,
         courses: "Courses",
         reason: str = "",
     ) -> None:
@@ -101,13 +101,13 @@ class KindsRun:
         ready_s, start_s, end_s = times_s
         return ended_with_its_last_result(Trace(plan, ready_s, start_s, end_s, source="simulated by des"))
 
-    def times_of_first_rank(self) -> tuple[Times, Times]:
+    def times_of_first_rank(self) -> tuple[_Times, _Times]:
         """Return when each operation started and ended on rank 0 with the first seed, `[n_instances]` each.
 
         Raises:
             UnforeseenError: See `trace`.
         """
-        rows: tuple[list[Times], list[Times]] = ([], [])
+        rows: tuple[list[_Times], list[_Times]] = ([], [])
         for told, *_ in self._steps():
             for row, found in zip(rows, told.times_s[1:], strict=True):
                 row.append(told.base_s + found[:, told.partition.of_ranks[0]])
@@ -130,7 +130,7 @@ class KindsRun:
             n_before = len(of_seeds[0].step.pattern.templates)
         return attribution.finish(self.plan.n_steps)
 
-    def makespan_s(self) -> Times:
+    def makespan_s(self) -> _Times:
         """Return when the last rank is done, `[n_seeds]`.
 
         Raises:
@@ -241,7 +241,7 @@ class _SeedStep:
     pattern: _Pattern
     index: int
     step: int
-    delays_s: dict[Delay, Times]
+    delays_s: dict[Delay, _Times]
 
 
 class _StepWork:
@@ -347,7 +347,7 @@ class _Told:
     partition: Partition
 
     @property
-    def times_s(self) -> tuple[Times, Times, Times]:
+    def times_s(self) -> tuple[_Times, _Times, _Times]:
         """When each instance was ready, started and ended, from the base on, by kind of rank, `[n, n_kinds]` each."""
         ready_s, start_s, end_s = self.course.times_s
         rows = slice(self.first, self.first + len(self.step.pattern.templates))
@@ -371,9 +371,9 @@ class _State:
     """
 
     base_s: float
-    end_s: dict[int, Times]
-    free_s: dict[str, Times]
-    idle_from_s: Times
+    end_s: dict[int, _Times]
+    free_s: dict[str, _Times]
+    idle_from_s: _Times
 
     def later(self, by_s: float) -> "_State":
         """Return the same state, with times that count from a later moment."""
@@ -399,9 +399,9 @@ class _Course:
         last_end_s: When the last one ended; -inf without any.
     """
 
-    times_s: tuple[Times, Times, Times]
-    first_start_s: Times
-    last_end_s: Times
+    times_s: tuple[_Times, _Times, _Times]
+    first_start_s: _Times
+    last_end_s: _Times
 
     @property
     def begin_s(self) -> float:
@@ -558,7 +558,7 @@ class Courses:
         return done.moved(before.base_s - like.base_s)
 
     def _simulate(
-        self, steps: Sequence[_SeedStep], pattern: _Pattern, delays_s: list[Times], before: _State
+        self, steps: Sequence[_SeedStep], pattern: _Pattern, delays_s: list[_Times], before: _State
     ) -> _SpanDone:
         by_s = 0.0
         if before.free_s and not self._has_ticks:
@@ -583,13 +583,13 @@ class Courses:
         done = _SpanDone(course, partition, before.base_s, by_s, after)
         return self._same(done, (pattern.key, *key))
 
-    def _free_s(self, pattern: _Pattern, before: _State) -> dict[str, Times]:
+    def _free_s(self, pattern: _Pattern, before: _State) -> dict[str, _Times]:
         """Return when each lane of a span is free, `[world_size]`."""
         never_s = np.full(self._world_size, -before.base_s)
         return {lane: before.free_s.get(lane, never_s) for lane in pattern.lanes}
 
     def _begins(
-        self, pattern: _Pattern, before: _State, free_s: dict[str, Times], delays_s: list[Times]
+        self, pattern: _Pattern, before: _State, free_s: dict[str, _Times], delays_s: list[_Times]
     ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         """Return the different ways to begin a span, and the way of each rank."""
         rows = [*self._own, *(before.end_s[back] for back in pattern.needed), *free_s.values(), *delays_s]
@@ -670,7 +670,7 @@ class Courses:
         return _State(before.base_s, end_s, free_s, np.maximum(ended_s, course.begin_s))
 
 
-def _equal(ours: Mapping[Any, Times], theirs: Mapping[Any, Times]) -> bool:
+def _equal(ours: Mapping[Any, _Times], theirs: Mapping[Any, _Times]) -> bool:
     return ours.keys() == theirs.keys() and all(np.array_equal(row, theirs[key]) for key, row in ours.items())
 
 
@@ -699,7 +699,7 @@ def _tasks(
     return tasks
 
 
-def _colours(rows: Sequence[Times], world_size: int) -> NDArray[np.uint64]:
+def _colours(rows: Sequence[_Times], world_size: int) -> NDArray[np.uint64]:
     """Return a colour for each rank by its values in rows, `[world_size]` each."""
     values = np.array(rows, dtype=np.float64).reshape(-1, world_size) + 0.0  # no -0.0
     numbers = np.arange(len(values), dtype=np.uint64)[:, np.newaxis]
@@ -855,7 +855,7 @@ class _Events:
         ready_s, start_s, end_s = (np.array(each).reshape(shape) for each in (self._ready, self._start, ends))
         return _Course((ready_s, start_s, end_s), *self._on_links())
 
-    def _on_links(self) -> tuple[Times, Times]:
+    def _on_links(self) -> tuple[_Times, _Times]:
         """Return when the first transfer began on each kind of link, and when the last one ended."""
         n_kinds = len(self._partition.capacity_Bps)
         first_start_s = np.full(n_kinds, math.inf)

@@ -270,7 +270,7 @@ class _World:
         ]
         return [*self.cluster.stopped(), *waiting]
 
-    def _stream(self, rank: int, lane: Lane, tasks: list[_Task], report: Callable[[int], None] | None) -> Steps:
+    def _stream(self, rank: int, lane: Lane, tasks: list[_Task], report: Callable[[int], None] | None) -> Steps:  # noqa: C901, PLR0915 (an inner loop: calls would cost more than it does)
         """Take tasks in order. `now_s` is when the stream is free. Yield an event for each time not known yet."""
         waiting = self._waiting
         happen = self._clock.happen

@@ -25,7 +25,7 @@ from simdist.plan.lanes import Lane
 from simdist.plan.walk import Instance
 from simdist.traces.links import LinkRecorder
 
-State: TypeAlias = Literal["ready", "started", "ended", "held", "released", "share"]
+_State: TypeAlias = Literal["ready", "started", "ended", "held", "released", "share"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Change:
 
     time_s: float
     who: str
-    state: State
+    state: _State
     instance: Instance | None = None
     share: float | None = None
 
@@ -272,7 +272,7 @@ class LiveCluster:
         for resource in stage.resources.tolist():
             self.recorder.add_flows(self.clock.now, self._costs.resources.name(resource), n_flows)
 
-    def tell(self, who: str, state: State, instance: Instance | None = None, share: float | None = None) -> None:
+    def tell(self, who: str, state: _State, instance: Instance | None = None, share: float | None = None) -> None:
         """Tell observers of a change."""
         if self._observers:
             change = Change(self.clock.now, who, state, instance, share)

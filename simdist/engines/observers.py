@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from simdist.engines.des import EventRun
     from simdist.engines.vector import VectorRun
 
-Times: TypeAlias = NDArray[np.float64]
+_Times: TypeAlias = NDArray[np.float64]
 ObservedT = TypeVar("ObservedT")
 
 _RARE = 0.5  # stragglers, in steps of all seeds for each step: up to here, simulating one rank of each kind pays
@@ -107,7 +107,7 @@ class WhereTimeWent(Observer[tuple[Breakdown, ...]]):
         return tuple(break_down(trace) for trace in run.traces()) * run.n_repeats
 
 
-class StepSeconds(Observer[Times]):
+class StepSeconds(Observer[_Times]):
     """The seconds per step of each seed, `[n_seeds]`. This is less work than where the time went.
 
     Args:
@@ -123,7 +123,7 @@ class StepSeconds(Observer[Times]):
             return self._kinds_first
         return _n_unequal(delays.take_all(plan)) <= plan.n_steps * _RARE
 
-    def by_vectors(self, run: "VectorRun") -> Times:
+    def by_vectors(self, run: "VectorRun") -> _Times:
         """See `Observer`."""
         seeds = run.delays.seeds
         if run.has_late:
@@ -131,16 +131,16 @@ class StepSeconds(Observer[Times]):
         makespan_s = run.tell(_LastEnds, seeds, each_rank=False).makespan_s()
         return np.broadcast_to(makespan_s / run.plan.n_steps, (len(seeds),)).copy()
 
-    def by_kinds(self, run: "KindsRun") -> Times:
+    def by_kinds(self, run: "KindsRun") -> _Times:
         """See `Observer`."""
         return np.tile(run.makespan_s() / run.plan.n_steps, run.n_repeats)
 
-    def by_events(self, run: "EventRun") -> Times:
+    def by_events(self, run: "EventRun") -> _Times:
         """See `Observer`."""
         return np.array([break_down(trace).step_s[0] for trace in run.traces()] * run.n_repeats)
 
 
-class FirstRank(Observer[tuple[Times, Times]]):
+class FirstRank(Observer[tuple[_Times, _Times]]):
     """When each operation started and ended on rank 0, of one seed, `[n_instances]` each."""
 
     of_one_seed = True
@@ -149,15 +149,15 @@ class FirstRank(Observer[tuple[Times, Times]]):
         """See `Observer`."""
         return True
 
-    def by_vectors(self, run: "VectorRun") -> tuple[Times, Times]:
+    def by_vectors(self, run: "VectorRun") -> tuple[_Times, _Times]:
         """See `Observer`."""
         return _of_first_rank(run.trace(run.delays.seeds[0]))
 
-    def by_kinds(self, run: "KindsRun") -> tuple[Times, Times]:
+    def by_kinds(self, run: "KindsRun") -> tuple[_Times, _Times]:
         """See `Observer`."""
         return run.times_of_first_rank()
 
-    def by_events(self, run: "EventRun") -> tuple[Times, Times]:
+    def by_events(self, run: "EventRun") -> tuple[_Times, _Times]:
         """See `Observer`."""
         return _of_first_rank(next(run.traces()))
 
@@ -167,19 +167,19 @@ class _LastEnds:
 
     def __init__(self, n_ranks: int, n_seeds: int) -> None:
         self._n_seeds = n_seeds
-        self._of: dict[str, Times] = {}  # name of the lane -> end
+        self._of: dict[str, _Times] = {}  # name of the lane -> end
 
-    def add(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
+    def add(self, index: int, template: Template, ready_s: _Times, start_s: _Times, end_s: _Times) -> None:
         """Add the times of the next instance."""
         self._of[template.lane.name] = end_s
 
-    def makespan_s(self) -> Times:
+    def makespan_s(self) -> _Times:
         """Return when the last rank was done, `[n_seeds]`."""
         last_s = (each.max(axis=0) for each in self._of.values())
         return reduce(np.maximum, last_s, np.zeros(self._n_seeds))
 
 
-def _of_first_rank(trace: Trace) -> tuple[Times, Times]:
+def _of_first_rank(trace: Trace) -> tuple[_Times, _Times]:
     return trace.start_s[:, 0], trace.end_s[:, 0]
 
 

@@ -34,7 +34,7 @@ from simdist.traces.breakdown import Collector, unpacked
 
 Times: TypeAlias = NDArray[np.float64]
 Progress: TypeAlias = Callable[[int], None]
-Seconds: TypeAlias = float | Times | None  # None: nothing is added
+_Seconds: TypeAlias = float | Times | None  # None: nothing is added
 
 _LARGE = 4096  # values of ranks from which it pays to pack them, and to free rows early, for the cache
 _KEPT_NBYTES = 2**28  # of one row per instance: from here on, times that may change are too many to keep
@@ -192,7 +192,7 @@ Price: TypeAlias = float | Times | GroupMeeting
 #: Index, template, ready, start, end: the arguments of `Collector.add`.
 _Told: TypeAlias = tuple[int, Template, Times, Times, Times]
 #: Template, row of its predecessor, rows of its other dependencies, seconds, meeting, rows that no later one needs.
-_Instruction: TypeAlias = tuple[Template, int, tuple[int, ...], Seconds, GroupMeeting | None, tuple[int, ...]]
+_Instruction: TypeAlias = tuple[Template, int, tuple[int, ...], _Seconds, GroupMeeting | None, tuple[int, ...]]
 
 
 class _GoBackError(Exception):
@@ -416,7 +416,7 @@ class Recurrence:
                 freed[at].append(row)
         return [(*each[:-1], tuple(rows)) for each, rows in zip(program, freed, strict=True)]
 
-    def _run_once(
+    def _run_once(  # noqa: C901 (an inner loop: calls would cost more than it does)
         self,
         program: list[_Instruction],
         rows: list[Times],
@@ -505,7 +505,7 @@ class Recurrence:
         return end
 
     def _meet(
-        self, meeting: GroupMeeting, seconds: Seconds, ready: Times, out: Times | None, index: int, step: int
+        self, meeting: GroupMeeting, seconds: _Seconds, ready: Times, out: Times | None, index: int, step: int
     ) -> tuple[Times, Times]:
         """Start each group with its last member; return starts (unless only ends are kept) and ends.
 
@@ -598,7 +598,7 @@ def _place(position: int, carried: tuple[int, ...]) -> int:
     return 1 + len(carried) + position if position >= 0 else 1 + carried.index(-position)
 
 
-def _added(price: Price) -> tuple[Seconds, GroupMeeting | None]:
+def _added(price: Price) -> tuple[_Seconds, GroupMeeting | None]:
     """Return the seconds of a price, in a shape to add to `[world_size, n]`, and its meeting."""
     if isinstance(price, GroupMeeting):
         return price.seconds, price

@@ -31,10 +31,10 @@ from simdist.traces.trace import Trace, ended_with_its_last_result
 if TYPE_CHECKING:
     from simdist.engines.contention import SharedLinks
 
-Progress: TypeAlias = Callable[[int, int], None]
+_Progress: TypeAlias = Callable[[int, int], None]
 _CollectorT = TypeVar("_CollectorT", bound=Collector)
 #: Makes what gets all times, given the ranks and the seeds.
-CollectorOf: TypeAlias = Callable[[int, int], _CollectorT]
+_CollectorOf: TypeAlias = Callable[[int, int], _CollectorT]
 
 _BATCH_VALUES = 16_384  # ranks x seeds whose vectors stay in a core's cache
 _FEW = 8  # up to this many members, numpy is faster member by member than by a reduction along a short axis
@@ -59,7 +59,7 @@ class VectorRun:
         plan: Plan,
         costs: Sequence[Costs],
         delays: SeedDelays,
-        progress: Progress | None,
+        progress: _Progress | None,
         links: "SharedLinks | None",
         reason: str = "",
     ) -> None:
@@ -106,7 +106,7 @@ class VectorRun:
         trace = Trace(plan, ready_s, start_s, end_s, source="simulated by fast", links=links, late=recurrence.late)
         return ended_with_its_last_result(trace)
 
-    def tell(self, collector_of: CollectorOf[_CollectorT], seeds: Sequence[int], *, each_rank: bool) -> _CollectorT:
+    def tell(self, collector_of: _CollectorOf[_CollectorT], seeds: Sequence[int], *, each_rank: bool) -> _CollectorT:
         """Return a collector that was told the times of every instance.
 
         Memory is that of a few steps, whatever the number of steps.
@@ -134,7 +134,7 @@ class VectorRun:
         return None
 
     def _tell(
-        self, collector_of: CollectorOf[_CollectorT], seeds: Sequence[int], *, each_rank: bool, estimates: bool = False
+        self, collector_of: _CollectorOf[_CollectorT], seeds: Sequence[int], *, each_rank: bool, estimates: bool = False
     ) -> _CollectorT:
         plan = self.plan
         costs = self._costs

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from simdist.errors import ScenarioError
 from simdist.settings.base import nearest, shown
 
-Model: TypeAlias = Literal["average", "rank0", "training"]
+_Model: TypeAlias = Literal["average", "rank0", "training"]
 
 _LOSS = "loss"
 _TARGET = re.compile(r"\s*(?:(rank0|average)\.)?([^\s<>=]+)\s*([<>]=)\s*(\S+)\s*")
@@ -57,7 +57,7 @@ class Target:
     """
 
     metric: str
-    model: Model
+    model: _Model
     sign: int
     value: float
 
@@ -111,7 +111,7 @@ def parse_target(text: str) -> Target:
     try:
         if found is None or not np.isfinite(float(found[4])):
             raise ValueError
-        model = cast(Model, found[1] or ("training" if found[2] == _LOSS else "average"))
+        model = cast(_Model, found[1] or ("training" if found[2] == _LOSS else "average"))
         return Target(found[2], model, 1 if found[3] == ">=" else -1, float(found[4]))
     except ValueError:
         raise ScenarioError(

@@ -23,7 +23,7 @@ from simdist.schedules import Schedule
 from simdist.settings.base import unchecked_copy
 from simdist.traces.waiting import step_end_s
 
-Late: TypeAlias = Mapping[int, Sequence[int]]
+_Late: TypeAlias = Mapping[int, Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class TimedSchedule:
     schedule: Schedule
     ends_s: NDArray[np.float64]
     plan: Plan
-    late: tuple[Late | None, ...]
+    late: tuple[_Late | None, ...]
     lr_factor: float = 1.0
 
     @property

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-Seconds: TypeAlias = NDArray[np.float64]
+_Seconds: TypeAlias = NDArray[np.float64]
 
 TEXT_PT = 9.0
 #: All styles, in the order of the legend.
@@ -93,8 +93,8 @@ class _Spans:
 
     style: Style
     lane: str
-    begin_s: Seconds
-    end_s: Seconds
+    begin_s: _Seconds
+    end_s: _Seconds
 
 
 def _spans(trace: Trace, ranks: list[int]) -> Iterator[_Spans]:
@@ -141,7 +141,7 @@ def _draw_spans(axes: "Axes", view: LaneView, scale: float) -> set[Style]:
     """Draw all spans that can be seen; return their styles."""
     from matplotlib.collections import PolyCollection
 
-    boxes: dict[Style, list[Seconds]] = {}
+    boxes: dict[Style, list[_Seconds]] = {}
     for spans in _spans(view.trace, view.ranks):
         begin_s, end_s = np.clip([spans.begin_s, spans.end_s], view.begin_s, view.end_s)
         seen, band = np.nonzero(end_s > begin_s)

@@ -49,9 +49,9 @@ def _occupancy(plan: Plan, start_s: NDArray[np.float64], end_s: NDArray[np.float
         plan,
         start_s,
         end_s,
-        state_nbytes=state_nbytes(plan, workload),
-        activation_nbytes=activation_nbytes(plan, workload),
-        recomputed_nbytes=recomputed_nbytes(plan, workload),
+        state_nbytes=_state_nbytes(plan, workload),
+        activation_nbytes=_activation_nbytes(plan, workload),
+        recomputed_nbytes=_recomputed_nbytes(plan, workload),
     )
 
 
@@ -86,11 +86,11 @@ class _FirstSteps(Observer[_PlanTimes]):
 
 def most_nbytes(built: Built, workload: Workload) -> int:
     """Return bytes that no time can exceed: those of all buffers on the device, whether in use or not."""
-    activations = activation_nbytes(built.plan, workload)
+    activations = _activation_nbytes(built.plan, workload)
     on_device = (buffer for buffer in built.plan.buffers if buffer.place == "device")
     nbytes = sum(activations.get(buffer.name, buffer.nbytes) for buffer in on_device)
-    again = max(recomputed_nbytes(built.plan, workload).values(), default=0)
-    return nbytes + again + state_nbytes(built.plan, workload)
+    again = max(_recomputed_nbytes(built.plan, workload).values(), default=0)
+    return nbytes + again + _state_nbytes(built.plan, workload)
 
 
 def not_counted(workload: Workload) -> str | None:
@@ -110,10 +110,10 @@ def least_nbytes(plan: Plan, workload: Workload) -> int:
     """
     kinds = kinds_of(plan)
     lasting = (buffer.nbytes for buffer in plan.buffers if buffer.initialized and buffer.name in kinds)
-    return sum(lasting) + sum(activation_nbytes(plan, workload).values()) + state_nbytes(plan, workload)
+    return sum(lasting) + sum(_activation_nbytes(plan, workload).values()) + _state_nbytes(plan, workload)
 
 
-def state_nbytes(plan: Plan, workload: Workload) -> int:
+def _state_nbytes(plan: Plan, workload: Workload) -> int:
     """Return the bytes of the optimizers' states on one rank."""
     updates = [op for op in plan.distinct_ops if isinstance(op, ops.Optimize)]
     nbytes = {buffer.name: buffer.count * ITEM_NBYTES[buffer.dtype] for buffer in plan.buffers}
@@ -123,7 +123,7 @@ def state_nbytes(plan: Plan, workload: Workload) -> int:
     return n_states * sum(nbytes[name] for name in of_inner) + sum(nbytes[name] for name in of_outer)
 
 
-def activation_nbytes(plan: Plan, workload: Workload) -> dict[str, int]:
+def _activation_nbytes(plan: Plan, workload: Workload) -> dict[str, int]:
     """Return the bytes that forward passes leave for backward passes, by buffer. 0 if they are not known."""
     passes = [op for op in plan.distinct_ops if isinstance(op, ops.Forward)]
     known = workload.activations
@@ -134,7 +134,7 @@ def activation_nbytes(plan: Plan, workload: Workload) -> dict[str, int]:
     return {name: _of_tensors(some, known.kept_nbytes, workload.batch_size) for name, some in ranges.items()}
 
 
-def recomputed_nbytes(plan: Plan, workload: Workload) -> dict[str, int]:
+def _recomputed_nbytes(plan: Plan, workload: Workload) -> dict[str, int]:
     """Return the bytes of activations that backward passes compute again, by the buffer of their gradients."""
     known = workload.activations
     if known is None or not any(known.again_nbytes):

@@ -36,7 +36,7 @@ _OF_RDMA_S = 8e-6  # a hop takes 2.9 us (InfiniBand) to 5.7 us (RoCE), over TCP 
 _MAX_GPUS_OF_HOST = 16  # DGX-2; 8 from A100 on
 _MAX_GPUS_OF_DOMAIN = 72  # NVIDIA GB200 NVL72
 
-Index = Annotated[Whole, Field(ge=0)]
+_Index = Annotated[Whole, Field(ge=0)]
 Count = Annotated[Whole, Field(ge=1)]
 
 
@@ -70,8 +70,8 @@ class Device(Settings):
 class Selection(Settings):
     """Some of the ranks: those listed, or all ranks of the nodes listed. Without either, all."""
 
-    ranks: Annotated[tuple[Index, ...], Field(min_length=1)] | None = None
-    nodes: Annotated[tuple[Index, ...], Field(min_length=1)] | None = None
+    ranks: Annotated[tuple[_Index, ...], Field(min_length=1)] | None = None
+    nodes: Annotated[tuple[_Index, ...], Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
     def _not_both(self) -> Self:

@@ -421,7 +421,7 @@ def _function(value: object, info: ValidationInfo) -> Callable[..., object]:
 
 
 #: A function from numbers above 0 and below 1 to seconds, elementwise; in files `module:function`.
-Quantile: TypeAlias = Annotated[
+_Quantile: TypeAlias = Annotated[
     Callable[..., object],
     PlainValidator(_function),
     PlainSerializer(lambda function: f"{function.__module__}:{function.__qualname__}"),
@@ -443,7 +443,7 @@ class Drawn(_Disturbance):
 
     kind: Literal["drawn"] = "drawn"
     values: Annotated[tuple[Seconds, ...], BeforeValidator(_listed), Field(min_length=1)] | None = None
-    quantile: Quantile | None = None
+    quantile: _Quantile | None = None
 
     @model_validator(mode="after")
     def _one(self) -> Self:

@@ -30,10 +30,10 @@ _PARTS = re.compile(r"\w+", re.ASCII)
 _MAX_DIGITS = 9  # of an index
 #: Parts of a scenario that may be just a name, and the keys under which they name what they begin with.
 BASED = ("cluster", "workload")
-BASES = ("preset", "file")
+_BASES = ("preset", "file")
 
 _STANDING_FOR_OTHERS = {  # keys that are read before the settings are
-    **{(part, base): f"{part}.{base}" for part in BASED for base in BASES},
+    **{(part, base): f"{part}.{base}" for part in BASED for base in _BASES},
     ("workload", "tensors_file"): "workload.tensors_file",
     ("workload", "transformer"): "workload.transformer",
 }

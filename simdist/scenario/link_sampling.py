@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from simdist.scenario import links
 from simdist.scenario.links import Flows, LinkDisturbance
 
-Floats: TypeAlias = NDArray[np.float64]
+_Floats: TypeAlias = NDArray[np.float64]
 #: When a flow begins, seconds, and its bytes or its end; the other is None.
-Flight: TypeAlias = tuple[float, float | None, float | None]
+_Flight: TypeAlias = tuple[float, float | None, float | None]
 
 _TILE = 256  # numbers made at once
 _UNUSED_BITS = np.uint64(11)  # a double has 53
@@ -38,7 +38,7 @@ def link_shares(
     seed: int,
     index: int,
     place: int,
-    read: Callable[[links.LinkRecorded], Floats] = links.LinkRecorded.table,
+    read: Callable[[links.LinkRecorded], _Floats] = links.LinkRecorded.table,
 ) -> Iterator[tuple[float, float]]:
     """Yield what a disturbance leaves of one of its links: from when, seconds, and the share from then on.
 
@@ -72,7 +72,7 @@ def link_shares(
             assert_never(disturbance)
 
 
-def flights(flows: Flows, *, seed: int, index: int) -> Iterator[Flight]:
+def flights(flows: Flows, *, seed: int, index: int) -> Iterator[_Flight]:
     """Yield the flights of one flow in the order of their beginnings; `index` is that of the flows in the scenario."""
     match flows:
         case links.Steady(begin_s=begin_s, end_s=end_s):
@@ -89,7 +89,7 @@ def flights(flows: Flows, *, seed: int, index: int) -> Iterator[Flight]:
             assert_never(flows)
 
 
-def _tiles(seed: int, index: int, place: int, what: int) -> Iterator[Floats]:
+def _tiles(seed: int, index: int, place: int, what: int) -> Iterator[_Floats]:
     """Yield odd multiples of 2^-53, never 0 or 1, `[_TILE]` at a time, without end."""
     key = np.array([seed, index], dtype=np.uint64)
     for tile in count():
@@ -109,7 +109,7 @@ def _spans(
             yield end_s, 1.0
 
 
-def _jitter(jitter: links.LinkJitter, tiles: Iterator[Floats]) -> Iterator[tuple[float, float]]:
+def _jitter(jitter: links.LinkJitter, tiles: Iterator[_Floats]) -> Iterator[tuple[float, float]]:
     from simdist.scenario.portable import exp, normal_quantile
 
     for tile, drawn in enumerate(tiles):
@@ -117,7 +117,7 @@ def _jitter(jitter: links.LinkJitter, tiles: Iterator[Floats]) -> Iterator[tuple
         yield from ((period * jitter.period_s, share) for period, share in enumerate(shares.tolist(), tile * _TILE))
 
 
-def _bursts(bursts: links.LinkBursts, tiles: Iterator[Floats]) -> Iterator[tuple[float, float]]:
+def _bursts(bursts: links.LinkBursts, tiles: Iterator[_Floats]) -> Iterator[tuple[float, float]]:
     """Yield changes, and the share at the start of every tile: a chain may stay as it is for very long."""
     is_on: bool | None = None
     for tile, drawn in enumerate(tiles):
@@ -131,7 +131,7 @@ def _bursts(bursts: links.LinkBursts, tiles: Iterator[Floats]) -> Iterator[tuple
                 yield (tile * _TILE + place) * bursts.period_s, bursts.share if is_on else 1.0
 
 
-def _outages(outages: links.LinkOutages, tiles: Iterator[Floats]) -> Iterator[tuple[float, float]]:
+def _outages(outages: links.LinkOutages, tiles: Iterator[_Floats]) -> Iterator[tuple[float, float]]:
     """Yield begin and end of every outage."""
     if outages.up_s is not None and outages.down_s is not None:
         yield from _random_spans(outages.down_s, outages.up_s, tiles)
@@ -144,7 +144,7 @@ def _outages(outages: links.LinkOutages, tiles: Iterator[Floats]) -> Iterator[tu
         yield from ((begin_s, begin_s + outages.lasts_s) for begin_s in begins)
 
 
-def _random_spans(on_s: float, off_s: float, tiles: Iterator[Floats]) -> Iterator[tuple[float, float]]:
+def _random_spans(on_s: float, off_s: float, tiles: Iterator[_Floats]) -> Iterator[tuple[float, float]]:
     """Yield begin and end of the spans of a state that is on and off for exponential times of these means."""
     from simdist.scenario.portable import log
 

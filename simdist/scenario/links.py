@@ -20,7 +20,7 @@ from simdist.settings.plugins import FixedKinds
 from simdist.settings.units import Fraction, Nbytes, Seconds
 
 LinkKind: TypeAlias = Literal["nic", "nic_out", "nic_in", "fabric", "fabric_out", "fabric_in", "switch", "storage"]
-Floats: TypeAlias = NDArray[np.float64]
+_Floats: TypeAlias = NDArray[np.float64]
 
 _OF_NODES = ("nic", "fabric")
 _FORM = TableForm(
@@ -53,9 +53,9 @@ def _after_begin(end_s: float | None, info: ValidationInfo) -> float | None:
     return end_s
 
 
-Share = Annotated[Fraction, AfterValidator(_some)]
-End = Annotated[Seconds | None, AfterValidator(_after_begin)]
-Length = Annotated[Seconds, Field(ge=1e-3)]  # less would take more events than a run has operations
+_Share = Annotated[Fraction, AfterValidator(_some)]
+_End = Annotated[Seconds | None, AfterValidator(_after_begin)]
+_Length = Annotated[Seconds, Field(ge=1e-3)]  # less would take more events than a run has operations
 Endpoint: TypeAlias = Annotated[int | Literal["storage"], BeforeValidator(_endpoint)]
 
 
@@ -117,9 +117,9 @@ class LinkPersistent(_LinkDisturbance):
     """Links have a share of their rate, for the whole run or from `begin_s` to `end_s`."""
 
     kind: Literal["persistent"] = "persistent"
-    share: Share
+    share: _Share
     begin_s: Seconds = 0.0
-    end_s: End = None
+    end_s: _End = None
 
     @property
     def is_whole_run(self) -> bool:
@@ -136,8 +136,8 @@ class LinkJitter(_LinkDisturbance):
     """A share drawn anew every `period_s`, lognormal: min(1, median * exp(sigma * z)) with standard normal z."""
 
     kind: Literal["jitter"] = "jitter"
-    period_s: Length
-    median: Share
+    period_s: _Length
+    median: _Share
     sigma: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False, examples=[0.5])]
 
     @property
@@ -158,10 +158,10 @@ class LinkBursts(_LinkDisturbance):
     """
 
     kind: Literal["bursts"] = "bursts"
-    period_s: Length
+    period_s: _Length
     enter: Fraction
     leave: Fraction
-    share: Share
+    share: _Share
 
     @model_validator(mode="after")
     def _moves(self) -> Self:
@@ -189,10 +189,10 @@ class LinkOutages(_LinkDisturbance):
 
     kind: Literal["outages"] = "outages"
     at_s: Seconds | None = None
-    lasts_s: Length | None = None
-    every_s: Length | None = None
-    up_s: Length | None = None
-    down_s: Length | None = None
+    lasts_s: _Length | None = None
+    every_s: _Length | None = None
+    up_s: _Length | None = None
+    down_s: _Length | None = None
 
     @model_validator(mode="after")
     def _either(self) -> Self:
@@ -226,7 +226,7 @@ class LinkRecorded(_LinkDisturbance):
         self.table()
         return self
 
-    def table(self) -> Floats:
+    def table(self) -> _Floats:
         """Return times in seconds and shares, `[n_times, 1 + n_links]`.
 
         Raises:
@@ -281,7 +281,7 @@ class Steady(_Flows):
 
     kind: Literal["steady"] = "steady"
     begin_s: Seconds = 0.0
-    end_s: End = None
+    end_s: _End = None
 
 
 class Periodic(_Flows):
@@ -289,7 +289,7 @@ class Periodic(_Flows):
 
     kind: Literal["periodic"] = "periodic"
     nbytes: Annotated[Nbytes, Field(ge=1, alias="size")]
-    every_s: Length
+    every_s: _Length
     begin_s: Seconds = 0.0
 
 
@@ -300,8 +300,8 @@ class OnOff(_Flows):
     """
 
     kind: Literal["on_off"] = "on_off"
-    on_s: Length
-    off_s: Length
+    on_s: _Length
+    off_s: _Length
     lengths: Literal["exponential", "fixed"] = "exponential"
     begin_s: Seconds = 0.0
 
@@ -336,7 +336,7 @@ def _lacking(link: LinkKind, cluster: Cluster) -> str | None:
     return None if is_limited else fault
 
 
-def _table_problems(table: Floats) -> Iterator[str]:
+def _table_problems(table: _Floats) -> Iterator[str]:
     """Yield what is wrong with times and shares."""
     times_s = table[:, 0]
     shares = table[:, 1:]

@@ -14,8 +14,8 @@ from simdist.errors import ScenarioError
 from simdist.scenario.disturbances import Balance, Pauses, UnevenWork, read_lengths
 from simdist.scenario.other_ranks import PlayedRanks, played_by_seed
 
-Floats: TypeAlias = NDArray[np.float64]
-Wholes: TypeAlias = NDArray[np.int64]
+_Floats: TypeAlias = NDArray[np.float64]
+_Wholes: TypeAlias = NDArray[np.int64]
 
 _FIRST, _INTERVAL, _LENGTH, _COVERED = range(4)  # lanes of the numbers of a pause
 
@@ -29,11 +29,11 @@ class Numbers(Protocol):
         ...
 
     @property
-    def ranks(self) -> slice | Wholes:
+    def ranks(self) -> slice | _Wholes:
         """Ranks that the disturbance selects."""
         ...
 
-    def closed(self, start: int, stop: int, *, lane: int = 0) -> Floats:
+    def closed(self, start: int, stop: int, *, lane: int = 0) -> _Floats:
         """Return numbers in [0, 1), `[n_steps, n_ranks, n_seeds]`."""
         ...
 
@@ -46,9 +46,9 @@ class Pausing:
         """Start before step 0."""
         self._pauses = pauses
         self._numbers = numbers
-        self._next: Wholes | None = None
+        self._next: _Wholes | None = None
 
-    def delays(self, start: int, stop: int) -> Floats:
+    def delays(self, start: int, stop: int) -> _Floats:
         """Return the seconds of the next steps, `[n_steps, n_ranks, n_seeds]`."""
         pausing = self._walk(start, stop)
         lasts_s = self._seconds(self._pauses.delay_s, start, stop, _LENGTH)
@@ -67,14 +67,14 @@ class Pausing:
         self._next = following
         return pausing
 
-    def _first(self) -> Wholes:
+    def _first(self) -> _Wholes:
         """Return the step of the first pause, `[n_ranks, n_seeds]`."""
         drawn = self._numbers.closed(0, 1, lane=_FIRST)[0]
         if self._pauses.first is not None:
             return _whole(self._pauses.first, drawn)
         return _remaining(self._pauses.every, drawn)
 
-    def _seconds(self, ends_s: tuple[float, float], start: int, stop: int, lane: int) -> Floats:
+    def _seconds(self, ends_s: tuple[float, float], start: int, stop: int, lane: int) -> _Floats:
         low, high = ends_s
         if low == high:
             return np.full((1, 1, 1), low)
@@ -86,7 +86,7 @@ class Working:
     """The work of the micro-batches of all ranks and seeds."""
 
     def __init__(
-        self, work: UnevenWork, numbers: Numbers, compute_s: Floats, micro_batches: int, seeds: Sequence[int]
+        self, work: UnevenWork, numbers: Numbers, compute_s: _Floats, micro_batches: int, seeds: Sequence[int]
     ) -> None:
         """Read the lengths.
 
@@ -106,14 +106,14 @@ class Working:
         if self._table is not None and work.order == "recorded":
             self._played = played_by_seed(self._table, seeds, numbers.world_size, rows_per_step=micro_batches)
 
-    def delays(self, start: int, stop: int) -> Floats:
+    def delays(self, start: int, stop: int) -> _Floats:
         """Return what each micro-batch takes longer, seconds `[n_steps, n_micro_batches, n_ranks, n_seeds]`."""
         factors = np.stack([self._factor(start, stop, number) for number in range(self._micro_batches)], axis=1)
         if self._work.balance is not None:
             factors = dealt(factors, self._work.balance)
         return (factors - 1.0) * self._pass_s
 
-    def _factor(self, start: int, stop: int, number: int) -> Floats:
+    def _factor(self, start: int, stop: int, number: int) -> _Floats:
         """Return how many times as long as the shortest one this micro-batch of each step takes."""
         relative = self._lengths(start, stop, number) / self._shortest()
         quadratic = self._work.quadratic
@@ -125,7 +125,7 @@ class Working:
         assert self._work.lengths is not None
         return float(self._work.lengths[0])
 
-    def _lengths(self, start: int, stop: int, number: int) -> Floats:
+    def _lengths(self, start: int, stop: int, number: int) -> _Floats:
         if self._table is not None and self._work.order == "recorded":
             rows = np.arange(start, stop) * self._micro_batches + number
             if len(rows) and rows[-1] >= len(self._table):
@@ -149,7 +149,7 @@ class Working:
         return _whole(self._work.lengths, drawn).astype(np.float64)
 
 
-def dealt(work: Floats, balance: Balance) -> Floats:
+def dealt(work: _Floats, balance: Balance) -> _Floats:
     """Return the work of micro-batches after it was dealt again within each step, the most work first.
 
     sorted        each rank orders its own
@@ -175,13 +175,13 @@ def dealt(work: Floats, balance: Balance) -> Floats:
     return found
 
 
-def _whole(ends: tuple[int, int], drawn: Floats) -> Wholes:
+def _whole(ends: tuple[int, int], drawn: _Floats) -> _Wholes:
     """Return a whole number from `ends[0]` to `ends[1]` for each number in [0, 1)."""
     low, high = ends
     return low + np.floor(drawn * (high - low + 1)).astype(np.int64)
 
 
-def _remaining(every: tuple[int, int], drawn: Floats) -> Wholes:
+def _remaining(every: tuple[int, int], drawn: _Floats) -> _Wholes:
     """Return the steps until the next pause, seen from a random moment: P(k) = P(interval > k) / mean interval."""
     low, high = every
     n_longer = np.clip(high - np.arange(high), 0, high - low + 1)

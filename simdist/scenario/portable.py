@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+_Floats = NDArray[np.float64]
 
 # ln 2 = _LN2_HIGH + _LN2_LOW; the high part has 33 bits, so that its product with an exponent is exact.
 _LN2_HIGH = float.fromhex("0x1.62e42feep-1")
@@ -21,7 +21,7 @@ _EXP_SERIES = [1 / 6227020800, 1 / 479001600, 1 / 39916800, 1 / 3628800, 1 / 362
 _EXP_SERIES += [1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0]  # 1/13! to 1/0!
 
 
-def log(x: Floats) -> Floats:
+def log(x: _Floats) -> _Floats:
     """Return the natural logarithm of finite `x` > 0.
 
     x = m 2^k with m in [sqrt(1/2), sqrt(2)), f = m - 1, s = f / (2 + f): log m = 2 atanh s.
@@ -40,7 +40,7 @@ def log(x: Floats) -> Floats:
     return exponent * _LN2_HIGH - ((half_square - tail) - f)
 
 
-def exp(x: Floats) -> Floats:
+def exp(x: _Floats) -> _Floats:
     """Return e^x; infinity above 709.78, and 0 below -745.13.
 
     x = k ln 2 + r with |r| <= ln(2) / 2: e^x = 2^k (1 + r + r^2/2 + ... + r^13/13!).
@@ -52,7 +52,7 @@ def exp(x: Floats) -> Floats:
         return np.ldexp(_horner(_EXP_SERIES, r), k.astype(np.int32))
 
 
-def normal_quantile(p: Floats) -> Floats:
+def normal_quantile(p: _Floats) -> _Floats:
     """Return z such that a standard normal variable is below z with probability `p`, 0 < p < 1.
 
     Source:
@@ -71,12 +71,12 @@ def normal_quantile(p: Floats) -> Floats:
     return z
 
 
-def _fraction(coefficients: Sequence[tuple[float, float]], x: Floats) -> tuple[Floats, Floats]:
+def _fraction(coefficients: Sequence[tuple[float, float]], x: _Floats) -> tuple[_Floats, _Floats]:
     """Evaluate the numerator and the denominator of a fraction of polynomials."""
     return _horner([above for above, _ in coefficients], x), _horner([below for _, below in coefficients], x)
 
 
-def _horner(coefficients: Sequence[float], x: Floats) -> Floats:
+def _horner(coefficients: Sequence[float], x: _Floats) -> _Floats:
     """Evaluate a polynomial, highest power first."""
     result = np.full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from simdist.scenario.other_ranks import PlayedRanks
     from simdist.scenario.pauses_and_work import Pausing, Working
 
-Floats: TypeAlias = NDArray[np.float64]
-Words: TypeAlias = NDArray[np.uint64]
+_Floats: TypeAlias = NDArray[np.float64]
+_Words: TypeAlias = NDArray[np.uint64]
 
 _TILE_STEPS = 16
 _WORDS_AT_ONCE = 4  # that a counter gives
@@ -57,7 +57,7 @@ def sampler(
     seeds: Sequence[int],
     world_size: int,
     ranks_per_node: int,
-    compute_s: Floats,
+    compute_s: _Floats,
     micro_batches: int = 1,
 ) -> "DelaySampler":
     """Return a sampler of the delays of all `seeds` at once.
@@ -106,7 +106,7 @@ class DelaySampler:
         """Channels that a disturbance acts on."""
         return frozenset(source.channel for source in self._sources)
 
-    def take(self, n_steps: int) -> dict[Channel, Floats]:
+    def take(self, n_steps: int) -> dict[Channel, _Floats]:
         """Return the delays of the next `n_steps` steps: seconds by channel, see `simdist.plan.delays`.
 
         In memory the seeds stay side by side: engines work step by step, on all ranks and seeds at once.
@@ -142,19 +142,19 @@ class DelaySampler:
 class _Uniforms:
     """The uniform numbers of one disturbance."""
 
-    keys: Sequence[Words]
+    keys: Sequence[_Words]
     world_size: int
     ranks: slice | NDArray[np.int64]
 
-    def closed(self, start: int, stop: int, *, lane: int = 0, what: int = _DELAY) -> Floats:
+    def closed(self, start: int, stop: int, *, lane: int = 0, what: int = _DELAY) -> _Floats:
         """Return multiples of 2^-53 in [0, 1), shape `[n_steps, n_ranks, n_seeds]`."""
         return (self._words(start, stop, lane, what) >> _UNUSED_BITS).astype(np.float64) * 2.0**-53
 
-    def inner(self, start: int, stop: int, *, lane: int = 0) -> Floats:
+    def inner(self, start: int, stop: int, *, lane: int = 0) -> _Floats:
         """Return odd multiples of 2^-53: never 0 or 1, and symmetrical about 1/2."""
         return ((self._words(start, stop, lane, _DELAY) >> _UNUSED_BITS) | _ONE).astype(np.float64) * 2.0**-53
 
-    def _words(self, start: int, stop: int, lane: int, what: int) -> Words:
+    def _words(self, start: int, stop: int, lane: int, what: int) -> _Words:
         first_tile = start // _TILE_STEPS
         last_tile = (stop - 1) // _TILE_STEPS
         n_tiles = last_tile - first_tile + 1
@@ -180,11 +180,11 @@ class _Draws:
     stop: int
     ranks: NDArray[np.int64]
     ranks_per_node: int
-    compute_s: Floats
+    compute_s: _Floats
     micro_batches: int
     numbers: _Uniforms
 
-    def uniforms(self, lane: int = 0, *, start: int | None = None) -> Floats:
+    def uniforms(self, lane: int = 0, *, start: int | None = None) -> _Floats:
         first = self.start if start is None else start
         if not 0 <= first < self.stop or lane < 0:
             raise ScenarioError(
@@ -200,7 +200,7 @@ class _Source:
         self,
         disturbance: Disturbance,
         uniforms: _Uniforms,
-        compute_s: Floats,
+        compute_s: _Floats,
         seeds: Sequence[int],
         ranks_per_node: int,
         micro_batches: int,
@@ -220,7 +220,7 @@ class _Source:
         self._played = _played_ranks(self._recorded_s, seeds, uniforms.world_size)
         self._by_kind = _pausing_or_working(disturbance, uniforms, compute_s, micro_batches, seeds)
 
-    def delays(self, start: int, stop: int) -> Floats:
+    def delays(self, start: int, stop: int) -> _Floats:
         """Return the seconds of some steps, broadcastable to `[n_steps, n_parts, n_ranks, n_seeds]`."""
         uniforms = self._uniforms
         match self._disturbance:
@@ -252,7 +252,7 @@ class _Source:
             case unknown:
                 assert_never(unknown)
 
-    def _once(self, seconds: Floats, start: int, stop: int) -> Floats:
+    def _once(self, seconds: _Floats, start: int, stop: int) -> _Floats:
         """Let what is drawn for a step, `[n_steps, n_ranks, n_seeds]`, fall into one micro-batch."""
         if self._n_parts == 1:
             return seconds[:, np.newaxis]
@@ -262,11 +262,11 @@ class _Source:
             place = np.floor(self._uniforms.closed(start, stop, what=_PLACE) * self._n_parts)
         return np.where(place[:, np.newaxis] == parts, seconds[:, np.newaxis], 0.0)
 
-    def _evenly(self, seconds: Floats) -> Floats:
+    def _evenly(self, seconds: _Floats) -> _Floats:
         """Spread what lasts a whole step, `[n_steps, n_ranks, n_seeds]`, over its micro-batches."""
         return seconds[:, np.newaxis] / self._n_parts
 
-    def _pause_or_work(self, start: int, stop: int) -> Floats:
+    def _pause_or_work(self, start: int, stop: int) -> _Floats:
         from simdist.scenario.pauses_and_work import Pausing
 
         assert self._by_kind is not None
@@ -275,7 +275,7 @@ class _Source:
         longer_s = self._by_kind.delays(start, stop)
         return longer_s if longer_s.shape[1] == self._n_parts else longer_s.sum(axis=1, keepdims=True)
 
-    def _custom(self, disturbance: kinds.CustomDisturbance, start: int, stop: int) -> Floats:
+    def _custom(self, disturbance: kinds.CustomDisturbance, start: int, stop: int) -> _Floats:
         world = np.arange(self._uniforms.world_size)
         ranks = world[self.ranks]
         what = f"{disturbance.kind}: delays_s"
@@ -290,7 +290,7 @@ class _Source:
             return self._checked(returned, what, (stop - start, self._n_parts, len(ranks)))
         return self._once(self._checked(returned, what, (stop - start, len(ranks))), start, stop)
 
-    def _drawn(self, disturbance: kinds.Drawn, start: int, stop: int) -> Floats:
+    def _drawn(self, disturbance: kinds.Drawn, start: int, stop: int) -> _Floats:
         if disturbance.quantile is None:
             values = np.array(disturbance.values)
             return np.asarray(values[(self._uniforms.closed(start, stop) * len(values)).astype(np.int64)])
@@ -310,7 +310,7 @@ class _Source:
             )
         self._agrees = True
 
-    def _checked(self, returned: object, what: str, shape: tuple[int, ...]) -> Floats:
+    def _checked(self, returned: object, what: str, shape: tuple[int, ...]) -> _Floats:
         """Return delays that code of a user has returned, `[n_steps, n_ranks, n_seeds]` or with micro-batches."""
         shape = (*shape, len(self._seeds))
         found = np.asarray(returned)
@@ -339,7 +339,7 @@ class _Source:
             on[step] = self._bursting
         return on
 
-    def _play(self, recorded: kinds.Recorded, start: int, stop: int) -> Floats:
+    def _play(self, recorded: kinds.Recorded, start: int, stop: int) -> _Floats:
         assert self._recorded_s is not None
         n_recorded = len(self._recorded_s)
         if recorded.resample_steps is not None:
@@ -360,7 +360,7 @@ def _n_parts(channel: Channel, micro_batches: int) -> int:
     return 1 if channel == "io" else micro_batches
 
 
-def _recorded_s(recorded: kinds.Recorded, n_parts: int) -> Floats:
+def _recorded_s(recorded: kinds.Recorded, n_parts: int) -> _Floats:
     """Return a recording, `[n_steps, n_parts, n_ranks]`."""
     found = read_recorded(recorded)
     if found.ndim == 2:
@@ -368,7 +368,7 @@ def _recorded_s(recorded: kinds.Recorded, n_parts: int) -> Floats:
     return found if found.shape[1] == n_parts else found.sum(axis=1, keepdims=True)
 
 
-def _played_ranks(table: Floats | None, seeds: Sequence[int], world_size: int) -> "list[PlayedRanks] | None":
+def _played_ranks(table: _Floats | None, seeds: Sequence[int], world_size: int) -> "list[PlayedRanks] | None":
     """Return the recorded ranks that a run of another number of ranks plays with each seed."""
     if table is None:
         return None
@@ -378,7 +378,7 @@ def _played_ranks(table: Floats | None, seeds: Sequence[int], world_size: int) -
 
 
 def _pausing_or_working(
-    disturbance: Disturbance, uniforms: _Uniforms, compute_s: Floats, micro_batches: int, seeds: Sequence[int]
+    disturbance: Disturbance, uniforms: _Uniforms, compute_s: _Floats, micro_batches: int, seeds: Sequence[int]
 ) -> "Pausing | Working | None":
     """Return what draws pauses or work, which few scenarios have."""
     if not isinstance(disturbance, kinds.Pauses | kinds.UnevenWork):
@@ -390,7 +390,7 @@ def _pausing_or_working(
     return Working(disturbance, uniforms, compute_s, micro_batches, seeds)
 
 
-def _grown(sets_in: tuple[int, int] | None, start: int, stop: int) -> Floats:
+def _grown(sets_in: tuple[int, int] | None, start: int, stop: int) -> _Floats:
     """Return the share of a delay that has set in, `[n_steps, 1, 1]`; `[1, 1, 1]` if it was there from the start."""
     if sets_in is None:
         return np.ones((1, 1, 1))
@@ -401,7 +401,7 @@ def _grown(sets_in: tuple[int, int] | None, start: int, stop: int) -> Floats:
     return np.clip((steps - begin) / (end - begin), 0.0, 1.0)
 
 
-def _continuous(disturbance: kinds.Continuous, uniforms: _Uniforms, start: int, stop: int, lane: int = 0) -> Floats:
+def _continuous(disturbance: kinds.Continuous, uniforms: _Uniforms, start: int, stop: int, lane: int = 0) -> _Floats:
     from simdist.scenario.portable import exp, log, normal_quantile
 
     drawn = uniforms.inner(start, stop, lane=lane)

@@ -37,7 +37,7 @@ from simdist.settings.base import Fault, Settings, SettingsGroup, choose, folder
 from simdist.settings.units import EpochSteps, StepsOrTime, Whole, parse_seconds
 
 _MOST_SHOWN = 8  # schedules in a `repr`
-MAX_STEPS = 10_000_000  # a plan names the body of each
+_MAX_STEPS = 10_000_000  # a plan names the body of each
 _SHAPE = "a scenario: write cluster, workload, steps and schedules, each as `key: value`"
 
 
@@ -317,7 +317,7 @@ class Scenario(Settings):
     cluster: Annotated[Cluster, WrapValidator(_expand_cluster)]
     workload: Annotated[Workload, WrapValidator(_expand_workload)]
     input: InputSettings = InputSettings()
-    steps: Annotated[Whole, WrapValidator(_keep_epochs), Field(ge=1, le=MAX_STEPS, examples=[1000])]
+    steps: Annotated[Whole, WrapValidator(_keep_epochs), Field(ge=1, le=_MAX_STEPS, examples=[1000])]
     train_for: Annotated[
         StepsOrTime | None, BeforeValidator(_count_epochs), Field(exclude_if=lambda length: length is None)
     ] = None

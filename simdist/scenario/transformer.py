@@ -32,7 +32,7 @@ from simdist.settings.base import Fault, Settings, refuse
 from simdist.settings.units import Whole
 
 #: A tensor, by the attributes of `simdist.scenario.workload.Tensor`.
-Record: TypeAlias = dict[str, str | int | float]
+_Record: TypeAlias = dict[str, str | int | float]
 _N_OF_LOSS = 3  # float32 numbers for each logit as the backward pass begins
 _Size: TypeAlias = Annotated[Whole, Field(ge=1, le=10_000_000)]
 
@@ -118,14 +118,14 @@ class Transformer(Settings):
         """Width of all keys of a token, and of all values."""
         return self.query_width // self.heads * (self.kv_heads or self.heads)
 
-    def tensors(self) -> list[Record]:
+    def tensors(self) -> list[_Record]:
         """Return its tensors in forward order. Names of a layer's tensors begin with `blocks.` and its number."""
         found = list(self._before())
         for number in range(self.layers):
             found += self._layer(f"blocks.{number}")
         return [*found, *self._after()]
 
-    def _before(self) -> Iterator[Record]:
+    def _before(self) -> Iterator[_Record]:
         """Yield what stands before the blocks."""
         n_positions = self.sequence if self.positions is None else self.positions
         if self.encoder_count:
@@ -136,12 +136,12 @@ class Transformer(Settings):
         if self.masked:
             yield from self._norm("embedding.norm", self.hidden, activations=self.sequence * self.hidden)
 
-    def _after(self) -> Iterator[Record]:
+    def _after(self) -> Iterator[_Record]:
         """Yield what stands after the blocks. The first tensor of a tied head states the FLOPs of the logits."""
         logits_flops = 2.0 * self.sequence * self.hidden * self.vocabulary
         of_loss = _N_OF_LOSS * self.sequence * self.vocabulary
         width = self.sequence * self.hidden
-        tied: Record = {"flops": logits_flops, "activations": 2 * width, "float32_activations": of_loss}
+        tied: _Record = {"flops": logits_flops, "activations": 2 * width, "float32_activations": of_loss}
         if self.masked:
             yield from self._linear("head.in", self.hidden, self.hidden, activations=width)
         norm, *bias = self._norm("head.norm" if self.masked else "norm", self.hidden, activations=width)
@@ -155,7 +155,7 @@ class Transformer(Settings):
         if self.head_bias:
             yield {"name": "head.bias", "count": self.vocabulary}
 
-    def _layer(self, name: str) -> Iterator[Record]:
+    def _layer(self, name: str) -> Iterator[_Record]:
         attention_flops = 4.0 * self.sequence**2 * self.query_width  # scores, and the sums of values that they weight
         stream = self.sequence * self.hidden
         attended = self.sequence * 2 * (self.query_width + self.key_width)  # queries, keys, values and the output
@@ -179,7 +179,7 @@ class Transformer(Settings):
         if self.layer_norms == 4:
             yield from self._norm(f"{name}.mlp.norm", self.hidden, activations=stream)
 
-    def _mlp(self, name: str, n_inputs: int) -> Iterator[Record]:
+    def _mlp(self, name: str, n_inputs: int) -> Iterator[_Record]:
         """Yield the matrices of an MLP that leaves so many inputs for its backward pass."""
         width = self.intermediate or 4 * self.hidden
         inner = self.sequence * width
@@ -191,7 +191,7 @@ class Transformer(Settings):
             yield from self._linear(f"{name}.in", width, self.hidden, activations=n_inputs)
             yield from self._linear(f"{name}.out", self.hidden, width, activations=2 * inner)
 
-    def _projections(self, name: str) -> Iterator[Record]:
+    def _projections(self, name: str) -> Iterator[_Record]:
         widths = {"query": self.query_width, "key": self.key_width, "value": self.key_width}
         if self.fused_qkv:
             widths = {"in": sum(widths.values())}
@@ -213,19 +213,19 @@ class Transformer(Settings):
         bias_of: Literal["attention", "qkv"] | None = None,
         more_flops: float = 0.0,
         activations: int = 0,
-    ) -> Iterator[Record]:
+    ) -> Iterator[_Record]:
         flops = 2.0 * self.sequence * n_out * n_in + more_flops
         yield _matrix(f"{name}.weight", n_out, n_in, flops=flops, activations=activations)
         has_bias = {"all": True, "attention": bias_of is not None, "qkv": bias_of == "qkv", "none": False}
         if has_bias[self.biases]:
             yield {"name": f"{name}.bias", "count": n_out}
 
-    def _norm(self, name: str, width: int, *, activations: int = 0) -> Iterator[Record]:
+    def _norm(self, name: str, width: int, *, activations: int = 0) -> Iterator[_Record]:
         yield {"name": f"{name}.weight", "count": width, "flops": 0.0, "activations": activations}
         has_bias = self.biases == "all" if self.norm_biases is None else self.norm_biases
         if self.norm == "layer" and has_bias:
             yield {"name": f"{name}.bias", "count": width}
 
 
-def _matrix(name: str, n_rows: int, n_columns: int, *, flops: float = 0.0, activations: int = 0) -> Record:
+def _matrix(name: str, n_rows: int, n_columns: int, *, flops: float = 0.0, activations: int = 0) -> _Record:
     return {"name": name, "count": n_rows * n_columns, "flops": flops, "rows": n_rows, "activations": activations}

@@ -31,7 +31,7 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, P
 
 #: A problem: the keys and indices that lead to the value, and the message.
 Fault: TypeAlias = tuple[tuple[str | int, ...], str]
-SettingsT = TypeVar("SettingsT", bound="Settings")
+_SettingsT = TypeVar("_SettingsT", bound="Settings")
 
 _ENDINGS = {
     "_per_s": "_per_s",
@@ -173,7 +173,7 @@ class SettingsGroup(Settings):
     """Base of settings that only group attributes of the settings above them."""
 
 
-def unchecked_copy(settings: SettingsT, **update: object) -> SettingsT:
+def unchecked_copy(settings: _SettingsT, **update: object) -> _SettingsT:
     """Return a copy with other values of some attributes that are known to be right.
 
     `Settings.model_copy` validates, which takes longer, and reads the files that the settings name.

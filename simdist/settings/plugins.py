@@ -30,7 +30,7 @@ from simdist.settings.base import Settings, nearest, shown
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-SettingsT = TypeVar("SettingsT", bound=Settings)
+_SettingsT = TypeVar("_SettingsT", bound=Settings)
 
 # Groups of entry points that installed packages declare.
 SCHEDULES = "simdist.schedules"
@@ -128,7 +128,7 @@ def load_entry_point(entry_point: "EntryPoint") -> object:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenKinds(Generic[SettingsT]):
+class OpenKinds(Generic[_SettingsT]):
     """The classes of settings that a `kind` may name: classes that ship with simdist, and classes of users.
 
     Args:
@@ -141,15 +141,15 @@ class OpenKinds(Generic[SettingsT]):
 
     what: str
     group: str
-    bases: Callable[[], tuple[type[SettingsT], ...]]
-    shipped: Callable[[], Mapping[str, type[SettingsT]]]
-    shipped_as: Callable[[str], type[SettingsT] | None]
+    bases: Callable[[], tuple[type[_SettingsT], ...]]
+    shipped: Callable[[], Mapping[str, type[_SettingsT]]]
+    shipped_as: Callable[[str], type[_SettingsT] | None]
 
     def names(self) -> list[str]:
         """Return the kinds that need no module name."""
         return [*self.shipped(), *entry_points_of(self.group)]
 
-    def find(self, kind: str, folder: Path = Path()) -> type[SettingsT] | None:
+    def find(self, kind: str, folder: Path = Path()) -> type[_SettingsT] | None:
         """Return the class that a kind names; None if there is none.
 
         Args:
@@ -166,7 +166,7 @@ class OpenKinds(Generic[SettingsT]):
         entry_point = entry_points_of(self.group).get(kind)
         return self._of_entry_point(entry_point) if entry_point else None
 
-    def installed(self) -> dict[str, type[SettingsT]]:
+    def installed(self) -> dict[str, type[_SettingsT]]:
         """Return the classes that ship and the classes of all entry points, by kind.
 
         Raises:
@@ -182,14 +182,14 @@ class OpenKinds(Generic[SettingsT]):
             found[kind] = self._of_entry_point(entry_point)
         return found
 
-    def _of_entry_point(self, entry_point: "EntryPoint") -> type[SettingsT]:
+    def _of_entry_point(self, entry_point: "EntryPoint") -> type[_SettingsT]:
         about = f"{_package(entry_point)}, entry point {entry_point.name} = {entry_point.value}"
         cls = self._checked(load_entry_point(entry_point), about)
         if kind_of(cls) != entry_point.name:
             raise ValueError(f"{about}: the class has kind {kind_of(cls)!r}: give the entry point that name")
         return cls
 
-    def _checked(self, found: object, name: str) -> type[SettingsT]:
+    def _checked(self, found: object, name: str) -> type[_SettingsT]:
         """Return the class, if a `kind` may name it."""
         bases = self.bases()
         if not (inspect.isclass(found) and issubclass(found, bases)):

@@ -20,7 +20,7 @@ _PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 _MAX_SHARE = 2
 _NUMBER = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(%?)\s*", re.ASCII)
 
-ValueT = TypeVar("ValueT")
+_ValueT = TypeVar("_ValueT")
 
 
 def _parse_share(value: object) -> float:
@@ -34,25 +34,25 @@ def _parse_share(value: object) -> float:
     return float(share)
 
 
-Share: TypeAlias = Annotated[float, BeforeValidator(_parse_share), Field(examples=["40%"])]
+_Share: TypeAlias = Annotated[float, BeforeValidator(_parse_share), Field(examples=["40%"])]
 
 
-class PerPrecision(Settings, Generic[ValueT]):
+class PerPrecision(Settings, Generic[_ValueT]):
     """One value for each precision, or None; the base of `Peak` and `Utilization`."""
 
-    fp32: ValueT | None = None
-    tf32: ValueT | None = None
-    fp16: ValueT | None = None
-    bf16: ValueT | None = None
+    fp32: _ValueT | None = None
+    tf32: _ValueT | None = None
+    fp16: _ValueT | None = None
+    bf16: _ValueT | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _null_is_nothing(cls, value: Any) -> Any:
         return {} if value is None else value
 
-    def at(self, precision: Precision) -> ValueT | None:
+    def at(self, precision: Precision) -> _ValueT | None:
         """Return the value of a precision, None if it is not stated."""
-        values: dict[str, ValueT | None] = dict(self)
+        values: dict[str, _ValueT | None] = dict(self)
         return values[precision]
 
     @property
@@ -79,7 +79,7 @@ class Peak(PerPrecision[FlopsPerSecond]):
         return stated["fp32"] if stated.keys() == {"fp32"} else stated
 
 
-class Utilization(PerPrecision[Share]):
+class Utilization(PerPrecision[_Share]):
     """Share of the peak that forward and backward pass reach. One share in place of a mapping is that of any precision.
 
     A share is above 0 and at most 2. It may exceed 1, because FLOPs are counted for direct convolution, and Winograd

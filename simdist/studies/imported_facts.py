@@ -9,10 +9,10 @@ from simdist.settings.units import format_seconds, format_share
 from simdist.studies.columns import Column
 from simdist.studies.tables import table_text
 
-Seen = tuple[float, int]  # seconds, and the rank
+_Seen = tuple[float, int]  # seconds, and the rank
 
 
-def _of_rank(seen: Seen) -> str:
+def _of_rank(seen: _Seen) -> str:
     return f"{format_seconds(seen[0])} (rank {seen[1]})"
 
 
@@ -21,7 +21,7 @@ _RANK_COLUMNS = (Column("least", form=_of_rank), Column("most", form=_of_rank))
 
 
 def where_text(
-    title: str, parts_s: Mapping[str, float], extremes: Mapping[str, tuple[Seen, Seen]] | None = None
+    title: str, parts_s: Mapping[str, float], extremes: Mapping[str, tuple[_Seen, _Seen]] | None = None
 ) -> str:
     """Return a table of the parts of a step.
 

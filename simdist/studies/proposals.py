@@ -22,10 +22,10 @@ _MOST_LEVELS = 4  # GPUs, node, rack, world: deeper hierarchies are not built
 _EVERY_ONE_TO = 8  # beyond, two periods per doubling are close enough
 
 
-def averaging(levels: Levels) -> Schedule:
+def _averaging(levels: Levels) -> Schedule:
     """Return local SGD of one level, hierarchical SGD of several; gradients are not averaged.
 
-    >>> averaging(((4, 64),)).name, averaging(((2, 8), (4, 64))).name
+    >>> _averaging(((4, 64),)).name, _averaging(((2, 8), (4, 64))).name
     ('local-4', 'hsgd-2-8,4-64')
     """
     if len(levels) == 1:
@@ -49,7 +49,7 @@ def few_schedules(scenario: Scenario) -> tuple[Schedule, ...]:
     shape = Shape(world_size, ranks_per_node, scenario.steps)
     return tuple(
         schedule
-        for schedule in (map(averaging, chains) if world_size > 1 else ())
+        for schedule in (map(_averaging, chains) if world_size > 1 else ())
         if not schedule.problems(shape) and not schedule.unused_settings(shape) and schedule.name not in labels
     )
 
@@ -72,10 +72,10 @@ def traced_schedules(
     world_size = nodes * gpus_per_node
     if world_size == 1:
         return (traced,)
-    found: list[Schedule] = [traced, *(averaging(((period, world_size),)) for period in _PERIODS if period <= n_steps)]
+    found: list[Schedule] = [traced, *(_averaging(((period, world_size),)) for period in _PERIODS if period <= n_steps)]
     levels = _levels_by_node(nodes, gpus_per_node) if has_links else ()
     if levels and levels[-1][0] <= n_steps:
-        hierarchical = averaging(levels)
+        hierarchical = _averaging(levels)
         found.append(hierarchical)
         if nodes > 1 and gpus_per_node > 1:
             found.append(HierarchicalSGD(levels=dict(levels), label=f"{hierarchical.name}-node-gradients"))
@@ -132,7 +132,7 @@ def _levels_by_node(nodes: int, gpus_per_node: int) -> Levels:
     >>> _levels_by_node(8, 8), _levels_by_node(1, 4)
     (((2, 8), (4, 32), (8, 64)), ((2, 2), (4, 4)))
     """
-    *parts, world_size = divisors(nodes * gpus_per_node)
+    *parts, world_size = _divisors(nodes * gpus_per_node)
     if not parts:
         return ()
     first = min(parts, key=lambda size: (size != gpus_per_node, abs(size - math.sqrt(world_size)), size))
@@ -151,19 +151,19 @@ def periods(most: int) -> tuple[int, ...]:
     return tuple(sorted(period for period in every_one | doubled | {most} if period <= most))
 
 
-def divisors(number: int) -> tuple[int, ...]:
+def _divisors(number: int) -> tuple[int, ...]:
     """Return the divisors of a number from 2 on, itself included.
 
-    >>> divisors(12)
+    >>> _divisors(12)
     (2, 3, 4, 6, 12)
     """
     return tuple(size for size in range(2, number + 1) if number % size == 0)
 
 
-def chains(last: int, values: Sequence[int], length: int) -> Iterator[tuple[int, ...]]:
+def _chains(last: int, values: Sequence[int], length: int) -> Iterator[tuple[int, ...]]:
     """Yield the growing chains of a given length that end with `last`, in which each value divides the next.
 
-    >>> list(chains(8, (1, 2, 4, 8), 3))
+    >>> list(_chains(8, (1, 2, 4, 8), 3))
     [(1, 2, 8), (1, 4, 8), (2, 4, 8)]
     """
     if length == 1:
@@ -171,7 +171,7 @@ def chains(last: int, values: Sequence[int], length: int) -> Iterator[tuple[int,
         return
     for value in values:
         if value < last and last % value == 0:
-            yield from ((*chain, last) for chain in chains(value, values, length - 1))
+            yield from ((*chain, last) for chain in _chains(value, values, length - 1))
 
 
 def level_chains(world_size: int, most_steps: int) -> Iterator[Levels]:
@@ -181,9 +181,9 @@ def level_chains(world_size: int, most_steps: int) -> Iterator[Levels]:
     [((1, 4),), ((2, 4),), ((1, 2), (2, 4))]
     """
     ladder = periods(most_steps)
-    sizes = divisors(world_size)
+    sizes = _divisors(world_size)
     for length in range(1, _MOST_LEVELS + 1):
-        grown = list(chains(world_size, sizes, length))
+        grown = list(_chains(world_size, sizes, length))
         for last in ladder:
-            for steps, ranks in product(chains(last, ladder, length), grown):
+            for steps, ranks in product(_chains(last, ladder, length), grown):
                 yield tuple(zip(steps, ranks, strict=True))

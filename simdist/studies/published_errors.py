@@ -34,12 +34,12 @@ from simdist.runs.nccl_tests import CALIBRATED
 from simdist.scenario import Cluster, Interference, Link, Scenario, Workload
 from simdist.scenario.cluster import Transport
 
-Kind: TypeAlias = Literal["batch", "machine", "machines", "fabric", "network", "storage", "input"]
+_Kind: TypeAlias = Literal["batch", "machine", "machines", "fabric", "network", "storage", "input"]
 
 #: Distributions, as `published_errors.json` has them.
-Table: TypeAlias = Mapping[str, Any]
+_Table: TypeAlias = Mapping[str, Any]
 
-_TITLES: dict[Kind, str] = {
+_TITLES: dict[_Kind, str] = {
     "batch": "from a measured batch size to another",
     "machine": "from one GPU to its machine",
     "machines": "from one machine to several",
@@ -49,7 +49,7 @@ _TITLES: dict[Kind, str] = {
     "input": "from a step without reading to one that reads from storage",
 }
 _TOOLS = "e.g. with real.calibrate or simdist init --from TABLE"
-_MEASURE: dict[Kind, str] = {
+_MEASURE: dict[_Kind, str] = {
     "batch": "a step of this batch size, and add it to workload.step_times",
     "machine": "samples/s of one machine, and write interference: {machine_samples_per_s: ...}",
     "machines": "samples/s of two machines",
@@ -86,7 +86,7 @@ class Doubt:
         known: Share of the time that is stated to be lost, and so already simulated.
     """
 
-    kind: Kind
+    kind: _Kind
     hardware: str
     n_rows: int
     n_families: int
@@ -120,7 +120,7 @@ class Doubt:
         return math.exp(between) / (1 + self.known)
 
 
-def doubts_of(scenario: Scenario, table: Table | None = None) -> tuple[Doubt, ...]:
+def doubts_of(scenario: Scenario, table: _Table | None = None) -> tuple[Doubt, ...]:
     """Return the doubts of the kinds of step that a scenario takes.
 
     A scenario takes all its numbers as exact if it has neither ranges nor interference. A cluster without known GPUs is
@@ -137,7 +137,7 @@ def doubts_of(scenario: Scenario, table: Table | None = None) -> tuple[Doubt, ..
     return kinds_of_step(scenario, hardware, of_published_rows() if table is None else table)
 
 
-def kinds_of_step(scenario: Scenario, hardware: str, table: Table) -> tuple[Doubt, ...]:
+def kinds_of_step(scenario: Scenario, hardware: str, table: _Table) -> tuple[Doubt, ...]:
     """Return the doubts of the kinds of step from what is measured to a scenario, on GPUs of a generation."""
     cluster = scenario.cluster
     of_training = (hardware, precision(scenario.workload))
@@ -202,7 +202,7 @@ def precision(workload: Workload) -> str:
     return "mixed" if workload.precision in ("fp16", "bf16") else "single"
 
 
-def link_class(cluster: Cluster, kind: Kind) -> str:
+def link_class(cluster: Cluster, kind: _Kind) -> str:
     """Return the class of the links of a kind as rows have it."""
     if kind == "network":
         return _TRANSPORTS[cluster.likely_transport]
@@ -213,7 +213,7 @@ def link_class(cluster: Cluster, kind: Kind) -> str:
     return "NVLink"
 
 
-def batch_doubt(table: Table, workload: Workload) -> Doubt:
+def batch_doubt(table: _Table, workload: Workload) -> Doubt:
     """Return the doubt of the time of a batch that was not measured, by its size over the nearest measured one.
 
     The rows are those of what else is known: two measured batch sizes or more, or the seconds of launching kernels.
@@ -226,26 +226,26 @@ def batch_doubt(table: Table, workload: Workload) -> Doubt:
     return Doubt("batch", name, found["rows"], found["families"], (logs,))
 
 
-def _training_doubt(table: Table, kind: Kind, hardware: str, precision: str) -> Doubt:
+def _training_doubt(table: _Table, kind: _Kind, hardware: str, precision: str) -> Doubt:
     """Return the doubt of a kind of training by the closest class that has rows."""
     classes = table["training"][kind]
     return _doubt(kind, classes, (f"{hardware} {precision}".strip(), hardware, ""), (1,))
 
 
-def collective_doubt(table: Table, kind: Kind, link: str) -> Doubt:
+def collective_doubt(table: _Table, kind: _Kind, link: str) -> Doubt:
     """Return the doubt of collectives over a class of link; if it has no rows, of all inside or between machines."""
     of = table["collectives"]
     return _doubt(kind, of["classes"], (link, kind, ""), tuple(of["sizes"]))
 
 
-def storage_doubts(table: Table) -> tuple[Doubt, Doubt]:
+def storage_doubts(table: _Table) -> tuple[Doubt, Doubt]:
     """Return the doubts of loads that take longer than computing, and of passes beside loads that take less."""
-    kinds: tuple[Kind, Kind] = ("storage", "input")
+    kinds: tuple[_Kind, _Kind] = ("storage", "input")
     reading, computing = (_doubt(kind, table["storage"], (kind,), (1,)) for kind in kinds)
     return reading, computing
 
 
-def _doubt(kind: Kind, classes: Mapping[str, Any], names: Sequence[str], sizes: tuple[int, ...]) -> Doubt:
+def _doubt(kind: _Kind, classes: Mapping[str, Any], names: Sequence[str], sizes: tuple[int, ...]) -> Doubt:
     name = next(each for each in names if each in classes)
     found = classes[name]
     logs = tuple(tuple(each) for each in found["logs"])
@@ -271,8 +271,8 @@ def doubted(plan: Plan, costs: Costs, at: Mapping[Doubt, float]) -> Costs:
     reading = math.prod(each.factor(place) for each, place in at.items() if each.kind == "storage")
     by_kind = {each.kind: (each, each.logs_at(place)) for each, place in at.items()}
     buffers = {buffer.name: buffer for buffer in plan.buffers}
-    kinds: dict[Group, Kind] = {}
-    factors: dict[tuple[Kind, int], float] = {}
+    kinds: dict[Group, _Kind] = {}
+    factors: dict[tuple[_Kind, int], float] = {}
     scaled: dict[tuple[int, float], Shared] = {}  # by identity: many operations have one price
 
     def factor(op: Collective) -> float:
@@ -313,7 +313,7 @@ def _read_slower(cost: Shared | Varying, factor: float, resources: Resources) ->
     return replace(cost, transfers=lambda number: tuple(map(slower, cost.transfers(number))))
 
 
-def _link_of(group: Group, resources: Resources) -> Kind:
+def _link_of(group: Group, resources: Resources) -> _Kind:
     members = np.arange(group.size) * group.stride  # of the first group
     places = resources.domain(members)
     return "network" if (places != places[0]).any() else "fabric"

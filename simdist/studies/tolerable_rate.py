@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Called with the label of a schedule and the share of it that is done.
-Progress: TypeAlias = Callable[[str, float], None]
+_Progress: TypeAlias = Callable[[str, float], None]
 
 _PRECISION = 1.02  # ratio of the probabilities between which the largest tolerable one is
 
@@ -168,7 +168,7 @@ def tolerances(
     delay_s: float,
     most_loss: float = 0.05,
     n_seeds: int = 5,
-    progress: Progress | None = None,
+    progress: _Progress | None = None,
     found: list[Tolerance] | None = None,
 ) -> Tolerances:
     """Return the stragglers that each schedule of a scenario tolerates.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-Seconds: TypeAlias = NDArray[np.float64]
+_Seconds: TypeAlias = NDArray[np.float64]
 _MOST_OVERHEAD_S = 1.0
 
 
@@ -302,7 +302,7 @@ def _kinds(real: Trace, simulated: Trace) -> tuple[OperationKind, ...]:
     return tuple(sorted((kind for kind in kinds if kind.count), key=lambda kind: -kind.measured_total_s))
 
 
-def _lengths(trace: Trace, rows: NDArray[np.int64], group: Group | None) -> Seconds:
+def _lengths(trace: Trace, rows: NDArray[np.int64], group: Group | None) -> _Seconds:
     """Return how long operations took on each rank; of a collective, until its last member was done."""
     if group is None:
         return _spans(trace, rows)
@@ -321,11 +321,11 @@ def _lead_s(trace: Trace) -> float:
     return float(np.nanmean(np.concatenate(leads_s))) if leads_s else 0.0
 
 
-def _spans(trace: Trace, rows: NDArray[np.int64]) -> Seconds:
+def _spans(trace: Trace, rows: NDArray[np.int64]) -> _Seconds:
     return np.asarray(trace.end_s[rows] - trace.start_s[rows])
 
 
-def _kind(op: str, stream: str, group: str, simulated_s: Seconds, measured_s: Seconds) -> OperationKind:
+def _kind(op: str, stream: str, group: str, simulated_s: _Seconds, measured_s: _Seconds) -> OperationKind:
     ran = np.isfinite(simulated_s) & np.isfinite(measured_s)
     simulated_s = simulated_s[ran]
     measured_s = measured_s[ran]
@@ -370,7 +370,7 @@ def _sat_out(trace: Trace) -> NDArray[np.bool_]:
     return found
 
 
-def _injection(channel: Channel, drawn_s: Seconds, measured_s: Seconds) -> Injection:
+def _injection(channel: Channel, drawn_s: _Seconds, measured_s: _Seconds) -> Injection:
     difference_s = np.where(np.isfinite(measured_s), measured_s - drawn_s, 0.0)
     drawn_s = np.where(np.isfinite(measured_s), drawn_s, 0.0)
     step, rank = (int(place) for place in np.unravel_index(np.abs(difference_s).argmax(), difference_s.shape))
@@ -392,7 +392,7 @@ def _links(simulated_s: Mapping[str, float], measured_s: Mapping[str, float]) ->
     return tuple(sorted(some, key=lambda each: (-each.measured_s, -each.simulated_s)))
 
 
-def _blames(simulated_s: Seconds, measured_s: Seconds) -> tuple[Blame, ...]:
+def _blames(simulated_s: _Seconds, measured_s: _Seconds) -> tuple[Blame, ...]:
     return tuple(
         Blame(rank, float(a), float(b)) for rank, (a, b) in enumerate(zip(simulated_s, measured_s, strict=True))
     )

@@ -69,10 +69,10 @@ class SweepProgress:
 
 
 #: Called now and then, at least every few seconds while workers are waited for.
-Progress = Callable[[SweepProgress], None]
+_Progress = Callable[[SweepProgress], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Swept:
     """Outcome of a sweep.
 
@@ -116,6 +116,9 @@ class Swept:
     def _counts(self) -> dict[str, int]:
         return {"points": self.n_points, "rows": self.n_rows, "new": self.n_new, "failed": self.n_failed}
 
+    def __repr__(self) -> str:
+        return self.text()
+
 
 def sweep(
     what: Sweep,
@@ -123,7 +126,7 @@ def sweep(
     *,
     workers: Workers | None = None,
     retry: bool = False,
-    progress: Progress | None = None,
+    progress: _Progress | None = None,
     grace_s: float = _GRACE_S,
 ) -> Swept:
     """Compute the rows of a sweep that are not in its folder yet.
@@ -134,7 +137,7 @@ def sweep(
         workers: Where to compute; a process for each core if None: each imports the script that calls this, which
             must then do so under `if __name__ == "__main__":`. The caller closes those that it gives.
         retry: Compute rows again that failed.
-        progress: See `Progress`.
+        progress: See `_Progress`.
         grace_s: Seconds beyond the time limit of a row after which its worker is taken to hang.
 
     Raises:
@@ -169,7 +172,9 @@ class _Underway:
 
 @final
 class _Driver:
-    def __init__(self, sweep: Sweep, store: Store, workers: Workers, progress: Progress | None, grace_s: float) -> None:
+    def __init__(
+        self, sweep: Sweep, store: Store, workers: Workers, progress: _Progress | None, grace_s: float
+    ) -> None:
         self._sweep = sweep
         self._store = store
         self._workers = workers

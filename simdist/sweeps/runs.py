@@ -33,13 +33,13 @@ from simdist.sweeps.tasks import alone
 from simdist.traces.breakdown import break_down
 
 #: Beside the run directories of a point: what it sets.
-POINT = "point.json"
+_POINT = "point.json"
 
 #: Run directories that are written at most, as each is run by hand.
 _MAX_PLANS = 1_000
 
 #: Called with points that are done and points in all.
-Progress = Callable[[int, int], None]
+_Progress = Callable[[int, int], None]
 
 _SAME = 1e-6  # relative difference of step times of two engines
 _TRACES: tuple[tuple[Source, str], ...] = (("simulated", run_directory.SIMULATED), ("real", run_directory.REAL))
@@ -100,7 +100,7 @@ class WrittenRuns:
     failed: tuple[str, ...]
 
 
-def write_plans(sweep: Sweep, folder: Path, *, progress: Progress | None = None) -> WrittenRuns:
+def write_plans(sweep: Sweep, folder: Path, *, progress: _Progress | None = None) -> WrittenRuns:
     """Write a run directory for every row of a sweep: FOLDER/runs/POINT/LABEL.
 
     They have the delays of the scenario's seed, the first of the sweep's seeds. The settings of a point stand beside
@@ -109,7 +109,7 @@ def write_plans(sweep: Sweep, folder: Path, *, progress: Progress | None = None)
     Args:
         sweep: The sweep to plan.
         folder: That of the sweep.
-        progress: See `Progress`.
+        progress: See `_Progress`.
 
     Raises:
         ScenarioError: These are too many rows.
@@ -130,7 +130,7 @@ def write_plans(sweep: Sweep, folder: Path, *, progress: Progress | None = None)
             except (ScenarioError, PlanError, UnsupportedError) as error:
                 failed.append(f"point {point.number}, {row.label}: {error}")
             else:
-                _write_point(sweep, point, path.with_name(POINT))
+                _write_point(sweep, point, path.with_name(_POINT))
                 runs.append(path)
     return WrittenRuns(tuple(runs), tuple(failed))
 
@@ -222,7 +222,7 @@ def _read(folder: Path, path: Path) -> _RunRows:
     row = ResultRow(above, "", {}, "simulated", path.name, "", 1, run=name)
     point: PlannedPoint | None = None
     try:
-        if point := PlannedPoint.load(path.parent / POINT):
+        if point := PlannedPoint.load(path.parent / _POINT):
             row = replace(row, point=point.number, case=point.case)
         run = run_directory.read(path)
     except SimdistError as error:

@@ -24,7 +24,7 @@ from simdist.settings.units import format_nbytes
 
 _COUNTED_BPS = 1e12  # of a link that only counts bytes: any finite number
 
-Ranks = NDArray[np.int64]
+_Ranks = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Constraints:
     memory_nbytes: float = math.inf
     host_memory_nbytes: float = math.inf
 
-    def broken_by(self, group_sizes: Ranks, world_size: int) -> Iterator["Breach"]:
+    def broken_by(self, group_sizes: _Ranks, world_size: int) -> Iterator["Breach"]:
         """Yield the constraints on exchanges that are broken.
 
         Args:
@@ -117,7 +117,7 @@ class Facts:
     """
 
     results: tuple[Result, ...]
-    group_sizes: Ranks
+    group_sizes: _Ranks
     world_size: int
     sent_nbytes: float
     device_nbytes: int
@@ -174,7 +174,7 @@ def _device_nbytes(scenario: Scenario, built: Built, within: Constraints | None)
     return memory_of(scenario, built).peak_nbytes
 
 
-def exchanged(results: Sequence[Result]) -> Ranks:
+def exchanged(results: Sequence[Result]) -> _Ranks:
     """Return the ranks of the largest group that exchanges in each step, `[n_steps]`; 1 means none.
 
     If parts of the model take turns, only exchanges of the first part count.

@@ -12,7 +12,7 @@ single runs then count; see `simdist.studies.resampling`.
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, final
 
 import numpy as np
@@ -35,9 +35,9 @@ from simdist.tuning.constraints import Breach, Constraints, Facts, broken, facts
 from simdist.tuning.space import in_scenario, refusal_text
 
 #: Returns the seconds per step, or per micro-batch, of a schedule of a scenario, `[n_seeds]`.
-Time: TypeAlias = Callable[[Scenario, Built], NDArray[np.float64]]
+_Time: TypeAlias = Callable[[Scenario, Built], NDArray[np.float64]]
 #: Simulates a schedule of a scenario.
-Measure: TypeAlias = Callable[[Scenario, Built], ScheduleTimes]
+_Measure: TypeAlias = Callable[[Scenario, Built], ScheduleTimes]
 
 _N_FASTEST = 3
 _AS_FAST = 1.005  # times the fastest step: a difference below noise, and no reason to change more settings
@@ -73,7 +73,7 @@ class Evaluated:
 class Evaluator:
     """Evaluates candidates and counts them. Equal plans are simulated once, and those that take the same course."""
 
-    def __init__(self, runs: Runs, constraints: Constraints, time: Time) -> None:
+    def __init__(self, runs: Runs, constraints: Constraints, time: _Time) -> None:
         """Set up without evaluating anything.
 
         Args:
@@ -233,10 +233,10 @@ class Finalist:
     """
 
     schedule: Schedule
-    facts: Facts
+    facts: Facts = field(repr=False)
     breaches: tuple[Breach, ...]
     row: Row
-    measured: ScheduleTimes
+    measured: ScheduleTimes = field(repr=False)
     search_step_s: float
     micro_batches: int
     checkpoint: CheckpointSettings | None
@@ -271,7 +271,7 @@ def _without_twins(ranked: Iterable[Evaluated], baseline: Schedule) -> list[Eval
 
 
 def measure_finalists(
-    runs: Runs, constraints: Constraints, baseline: Evaluated, others: Iterable[Evaluated], measure: Measure
+    runs: Runs, constraints: Constraints, baseline: Evaluated, others: Iterable[Evaluated], measure: _Measure
 ) -> list[Finalist]:
     """Simulate the baseline and the others again. Return them, the fastest first.
 

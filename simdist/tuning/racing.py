@@ -56,10 +56,10 @@ _N_FINALISTS = 3  # besides the baseline
 _SEEDS = 5
 
 #: Trains schedules.
-Train = Callable[[Sequence[TimedSchedule]], Sequence[Learned]]
+_Train = Callable[[Sequence[TimedSchedule]], Sequence[Learned]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Raced:
     """Result of a search by time to a target.
 
@@ -160,9 +160,12 @@ class Raced:
             return lines
         return f"{lines}\n# with {its.lr_factor:g} times the learning rate of the task"
 
+    def __repr__(self) -> str:
+        return self.text()
+
 
 def race(
-    entrants: Sequence[TimedSchedule], train: Train, target: Target, *, every: int, n_base: int = 1
+    entrants: Sequence[TimedSchedule], train: _Train, target: Target, *, every: int, n_base: int = 1
 ) -> tuple[list[TimedSchedule], TimedSchedule, int]:
     """Return the candidates, the best first; the baseline at its best rate; the number eliminated too early to judge.
 

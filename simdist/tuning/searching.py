@@ -33,10 +33,10 @@ _FAMILY = "family"
 _Point: TypeAlias = dict[str, int]  # setting -> index of its value
 
 #: Returns the result of a candidate; None if it is illegal or breaks a constraint.
-Evaluate = Callable[[Candidate], Evaluated | None]
+_Evaluate = Callable[[Candidate], Evaluated | None]
 
 
-def search(space: Space, evaluate: Evaluate, *, budget: int | None, seed: int) -> list[Evaluated]:
+def search(space: Space, evaluate: _Evaluate, *, budget: int | None, seed: int) -> list[Evaluated]:
     """Return the evaluated candidates, each plan once, in order.
 
     Args:

@@ -29,7 +29,7 @@ from simdist.engines.network.flows import Flow, Flows, nothing
 
 LAST = EventPriority(2)  # SimPy runs events of one moment by priority: 0 urgent, 1 normal
 
-Then: TypeAlias = Callable[[], object]
+_Then: TypeAlias = Callable[[], object]
 
 _SLACK_ULPS = 4  # when a capacity changes, a flow due within this many units in the last place of the time has ended
 
@@ -89,7 +89,7 @@ class _Call:
         self.callbacks = (then,)
 
 
-def _call(then: Then, _: simpy.Event) -> None:
+def _call(then: _Then, _: simpy.Event) -> None:
     then()
 
 
@@ -118,7 +118,7 @@ class FluidNetwork:
         self.fly(transfer, done.succeed)
         return done
 
-    def fly(self, transfer: Transfer, then: Then, *, start_s: float | None = None) -> None:
+    def fly(self, transfer: Transfer, then: _Then, *, start_s: float | None = None) -> None:
         """Start a transfer at a time not before now. Call a function when its last stage has ended."""
         self._begin(transfer.stages, then, self._timeline.now if start_s is None else start_s)
 
@@ -168,7 +168,7 @@ class FluidNetwork:
             self._flows.change_capacity(resource, capacity_Bps, self._timeline.now)
         return has_ended
 
-    def _begin(self, stages: tuple[Stage, ...], then: Then, start_s: float) -> None:
+    def _begin(self, stages: tuple[Stage, ...], then: _Then, start_s: float) -> None:
         """Begin the first of the stages, and let the others follow."""
         flow_s = start_s
         if stages:
@@ -184,7 +184,7 @@ class FluidNetwork:
         else:
             self._timeline.call_at(flow_s, partial(_call, then))
 
-    def _go_on(self, stages: tuple[Stage, ...], then: Then) -> None:
+    def _go_on(self, stages: tuple[Stage, ...], then: _Then) -> None:
         self._begin(stages, then, self._timeline.now)
 
     def _end_due(self, resource: int) -> bool:

@@ -93,8 +93,8 @@ ABSENT, SUMMED, LOW, UNKNOWN = range(4)  # `SUMS` of a hub while rates are found
 UNCHANGED, LEFT_BY_FLOWS, RESIZED = range(3)  # `CHANGE` of a resource since rates were found
 ADVANCE, END_DUE, LEAVE, CHANGE_CAPACITY = range(4)  # what `act` does
 
-Floats: TypeAlias = list[list[float]]
-Ints: TypeAlias = list[list[int]]
+_Floats: TypeAlias = list[list[float]]
+_Ints: TypeAlias = list[list[int]]
 
 
 class State(NamedTuple):
@@ -111,17 +111,17 @@ class State(NamedTuple):
         counts: By `ACTION` to `WORK`.
     """
 
-    flow_floats: Floats
-    flow_ints: Ints
-    pair_floats: Floats
-    pair_ints: Ints
-    resource_floats: Floats
-    resource_ints: Ints
+    flow_floats: _Floats
+    flow_ints: _Ints
+    pair_floats: _Floats
+    pair_ints: _Ints
+    resource_floats: _Floats
+    resource_ints: _Ints
     times: list[float]
     counts: list[int]
 
 
-def is_before(one: int, other: int, state: State) -> bool:
+def _is_before(one: int, other: int, state: State) -> bool:
     """Return whether the moment of a flow comes before that of another, or it came first."""
     one_s = state.flow_floats[MOMENT_S][one]
     other_s = state.flow_floats[MOMENT_S][other]
@@ -130,14 +130,14 @@ def is_before(one: int, other: int, state: State) -> bool:
     return one_s < other_s
 
 
-def move_up(flow: int, at: int, state: State) -> int:
+def _move_up(flow: int, at: int, state: State) -> int:
     """Move a flow towards the top of the heap, from a place. Return its new place."""
     heap = state.flow_ints[HEAP]
     place = state.flow_ints[HEAP_AT]
     while at > 0:
         parent = (at - 1) // 2
         other = heap[parent]
-        if not is_before(flow, other, state):
+        if not _is_before(flow, other, state):
             break
         heap[at] = other
         place[other] = at
@@ -147,7 +147,7 @@ def move_up(flow: int, at: int, state: State) -> int:
     return at
 
 
-def move_down(flow: int, at: int, state: State) -> None:
+def _move_down(flow: int, at: int, state: State) -> None:
     """Move a flow away from the top of the heap, from a place."""
     heap = state.flow_ints[HEAP]
     place = state.flow_ints[HEAP_AT]
@@ -156,10 +156,10 @@ def move_down(flow: int, at: int, state: State) -> None:
         child = 2 * at + 1
         if child >= n:
             break
-        if child + 1 < n and is_before(heap[child + 1], heap[child], state):
+        if child + 1 < n and _is_before(heap[child + 1], heap[child], state):
             child += 1
         other = heap[child]
-        if not is_before(other, flow, state):
+        if not _is_before(other, flow, state):
             break
         heap[at] = other
         place[other] = at
@@ -168,7 +168,7 @@ def move_down(flow: int, at: int, state: State) -> None:
     place[flow] = at
 
 
-def take_from_heap(flow: int, state: State) -> None:
+def _take_from_heap(flow: int, state: State) -> None:
     """Take a flow out of the heap, if it is there."""
     at = state.flow_ints[HEAP_AT][flow]
     if at == NONE:
@@ -177,29 +177,29 @@ def take_from_heap(flow: int, state: State) -> None:
     state.counts[N_HEAP] -= 1
     last = state.flow_ints[HEAP][state.counts[N_HEAP]]
     if last != flow:
-        move_down(last, move_up(last, at, state), state)
+        _move_down(last, _move_up(last, at, state), state)
 
 
-def set_moment(flow: int, at_s: float, state: State) -> None:
+def _set_moment(flow: int, at_s: float, state: State) -> None:
     """Set when a flow starts or ends. A flow without such a moment is not in the heap."""
     if not at_s < _INF:
-        take_from_heap(flow, state)
+        _take_from_heap(flow, state)
         return
     at = state.flow_ints[HEAP_AT][flow]
     if at == NONE:
         state.flow_floats[MOMENT_S][flow] = at_s
         state.counts[N_HEAP] += 1
-        move_up(flow, state.counts[N_HEAP] - 1, state)
+        _move_up(flow, state.counts[N_HEAP] - 1, state)
         return
     is_sooner = at_s < state.flow_floats[MOMENT_S][flow]
     state.flow_floats[MOMENT_S][flow] = at_s
     if is_sooner:
-        move_up(flow, at, state)
+        _move_up(flow, at, state)
     else:
-        move_down(flow, at, state)
+        _move_down(flow, at, state)
 
 
-def note_change(resource: int, change: int, state: State) -> None:
+def _note_change(resource: int, change: int, state: State) -> None:
     """Add a resource to those that flows have left, or that have another capacity."""
     if state.resource_ints[CHANGE][resource] == UNCHANGED:
         state.resource_ints[CHANGED][state.counts[N_CHANGED]] = resource
@@ -207,24 +207,24 @@ def note_change(resource: int, change: int, state: State) -> None:
     state.resource_ints[CHANGE][resource] = max(change, state.resource_ints[CHANGE][resource])
 
 
-def exchange(row: list[Any], one: int, other: int) -> None:
+def _exchange(row: list[Any], one: int, other: int) -> None:
     """Exchange two numbers of a row."""
     number = row[one]
     row[one] = row[other]
     row[other] = number
 
 
-def swap(one: int, other: int, state: State) -> None:
+def _swap(one: int, other: int, state: State) -> None:
     """Let two pairs of a flow change places."""
     if one == other:
         return
     following = state.pair_ints[NEXT]
     previous = state.pair_ints[PREVIOUS]
     resource_of = state.pair_ints[RESOURCE]
-    exchange(resource_of, one, other)
-    exchange(state.pair_floats[WEIGHT], one, other)
-    exchange(following, one, other)
-    exchange(previous, one, other)
+    _exchange(resource_of, one, other)
+    _exchange(state.pair_floats[WEIGHT], one, other)
+    _exchange(following, one, other)
+    _exchange(previous, one, other)
     for pair in (one, other):
         if previous[pair] == NONE:
             state.resource_ints[HEAD][resource_of[pair]] = pair
@@ -236,7 +236,7 @@ def swap(one: int, other: int, state: State) -> None:
             previous[following[pair]] = pair
 
 
-def place_hub(resource: int, state: State) -> None:
+def _place_hub(resource: int, state: State) -> None:
     """Make a resource a hub if it may stop its users. Each flow has its pairs with hubs first."""
     may_fill = state.resource_floats[DEMAND][resource] > state.resource_floats[CAPACITY][resource] * _NEARLY
     is_hub = 1 if may_fill and state.resource_ints[N_USERS][resource] > 1 else 0
@@ -251,13 +251,13 @@ def place_hub(resource: int, state: State) -> None:
         if not is_hub:
             n_hubs[flow] -= 1
         place = first[flow] + n_hubs[flow]
-        swap(pair, place, state)
+        _swap(pair, place, state)
         if is_hub:
             n_hubs[flow] += 1
         pair = state.pair_ints[NEXT][place]
 
 
-def sum_demand(resource: int, state: State) -> None:
+def _sum_demand(resource: int, state: State) -> None:
     """Sum what the users of a resource take at their paces."""
     pace = state.flow_floats[PACE]
     weight = state.pair_floats[WEIGHT]
@@ -268,10 +268,10 @@ def sum_demand(resource: int, state: State) -> None:
         pair = state.pair_ints[NEXT][pair]
     state.resource_floats[DEMAND][resource] = demand
     state.resource_ints[N_GONE][resource] = 0
-    place_hub(resource, state)
+    _place_hub(resource, state)
 
 
-def find_pace(flow: int, state: State) -> None:
+def _find_pace(flow: int, state: State) -> None:
     """Compute the rate that a flow has alone."""
     capacity = state.resource_floats[CAPACITY]
     weight = state.pair_floats[WEIGHT]
@@ -294,7 +294,7 @@ def add(flow: int, state: State) -> None:
     tail = state.resource_ints[TAIL]
     n_users = state.resource_ints[N_USERS]
     demand = state.resource_floats[DEMAND]
-    find_pace(flow, state)
+    _find_pace(flow, state)
     own = state.flow_floats[PACE][flow]
     first = state.flow_ints[FIRST][flow]
     for pair in range(first, first + state.flow_ints[N_PAIRS][flow]):
@@ -311,10 +311,10 @@ def add(flow: int, state: State) -> None:
         n_users[resource] += 1
         demand[resource] += weight[pair] * own
         if state.resource_ints[IS_HUB][resource]:
-            swap(pair, first + state.flow_ints[N_HUBS][flow], state)
+            _swap(pair, first + state.flow_ints[N_HUBS][flow], state)
             state.flow_ints[N_HUBS][flow] += 1
         else:
-            place_hub(resource, state)
+            _place_hub(resource, state)
 
 
 def remove(flow: int, state: State) -> None:
@@ -341,14 +341,14 @@ def remove(flow: int, state: State) -> None:
         if n_gone[resource] < n_users[resource]:
             own = state.flow_floats[PACE][flow]
             state.resource_floats[DEMAND][resource] -= state.pair_floats[WEIGHT][pair] * own
-            place_hub(resource, state)
+            _place_hub(resource, state)
         else:
-            sum_demand(resource, state)
-        note_change(resource, LEFT_BY_FLOWS, state)
-    take_from_heap(flow, state)
+            _sum_demand(resource, state)
+        _note_change(resource, LEFT_BY_FLOWS, state)
+    _take_from_heap(flow, state)
 
 
-def start(flow: int, state: State) -> None:
+def _start(flow: int, state: State) -> None:
     """Let a flow begin to flow, at a rate that is found later."""
     state.flow_ints[IS_WAITING][flow] = 0
     state.flow_ints[N_HUBS][flow] = 0
@@ -361,7 +361,7 @@ def start(flow: int, state: State) -> None:
     add(flow, state)
 
 
-def rouse(flow: int, state: State) -> None:
+def _rouse(flow: int, state: State) -> None:
     """Let a flow rise, and fill its hubs again."""
     if state.flow_ints[STATUS][flow] == UNTOUCHED:
         state.flow_ints[ACTIVE][state.counts[N_ACTIVE]] = flow
@@ -377,7 +377,7 @@ def rouse(flow: int, state: State) -> None:
         sums[hub] = UNKNOWN
 
 
-def take_in(n_known: int, state: State) -> int:
+def _take_in(n_known: int, state: State) -> int:
     """Find the status of every flow on the hubs to fill, without the first hubs. Return how many hubs there are."""
     status = state.flow_ints[STATUS]
     bottleneck = state.flow_ints[BOTTLENECK]
@@ -396,12 +396,12 @@ def take_in(n_known: int, state: State) -> int:
                 active[state.counts[N_ACTIVE]] = flow
                 state.counts[N_ACTIVE] += 1
             if status[flow] == CAPPED and bottleneck[flow] == hub:
-                rouse(flow, state)
+                _rouse(flow, state)
             pair = following[pair]
     return n_known
 
 
-def level_below_caps(hub: int, state: State) -> float:
+def _level_below_caps(hub: int, state: State) -> float:
     """Return the level of a hub if its flows that have not stopped rise together, each up to its rate or pace."""
     status = state.flow_ints[STATUS]
     weight = state.pair_floats[WEIGHT]
@@ -432,7 +432,7 @@ def level_below_caps(hub: int, state: State) -> float:
         level = higher
 
 
-def find_level(hub: int, state: State) -> None:
+def _find_level(hub: int, state: State) -> None:
     """Find the level of a hub, inf if it stops no flow."""
     status = state.flow_ints[STATUS]
     rate = state.flow_floats[RATE]
@@ -469,14 +469,14 @@ def find_level(hub: int, state: State) -> None:
         level = _INF
         is_settled = left >= -capacity * _SAME
     if not is_settled:
-        level = level_below_caps(hub, state)
+        level = _level_below_caps(hub, state)
     state.resource_floats[LEVEL][hub] = max(level, lowest)  # rounding would lower it
     state.resource_ints[IS_SETTLED][hub] = 1 if is_settled else 0
     state.resource_ints[N_RISING][hub] = n_rising
     state.resource_ints[SUMS][hub] = SUMMED
 
 
-def stop(flow: int, level: float, bottleneck: int, state: State) -> None:
+def _stop(flow: int, level: float, bottleneck: int, state: State) -> None:
     """Stop a flow. Its other hubs have more left for the others; one without rising flows stops none."""
     state.flow_floats[NEXT_RATE][flow] = level
     state.flow_ints[BOTTLENECK][flow] = bottleneck
@@ -493,7 +493,7 @@ def stop(flow: int, level: float, bottleneck: int, state: State) -> None:
                 state.resource_floats[LEVEL][hub] = _INF
 
 
-def fill_hub(hub: int, state: State) -> None:
+def _fill_hub(hub: int, state: State) -> None:
     """Stop the rising flows of a full hub. First stop flows at their paces, and rouse capped flows that are faster."""
     status = state.flow_ints[STATUS]
     flow_of = state.pair_ints[FLOW]
@@ -505,10 +505,10 @@ def fill_hub(hub: int, state: State) -> None:
         while pair != NONE:
             flow = flow_of[pair]
             if status[flow] == RISING and state.flow_floats[PACE][flow] <= level:
-                stop(flow, state.flow_floats[PACE][flow], NONE, state)
+                _stop(flow, state.flow_floats[PACE][flow], NONE, state)
                 n_changed += 1
             elif status[flow] == CAPPED and state.flow_floats[RATE][flow] > level * (1 + _SAME):
-                rouse(flow, state)
+                _rouse(flow, state)
                 n_changed += 1
             pair = following[pair]
         if n_changed:
@@ -518,24 +518,24 @@ def fill_hub(hub: int, state: State) -> None:
     while pair != NONE:
         flow = flow_of[pair]
         if status[flow] == RISING:
-            stop(flow, level, hub, state)
+            _stop(flow, level, hub, state)
         pair = following[pair]
     state.resource_floats[LEVEL][hub] = _INF
 
 
-def fill(state: State) -> None:
+def _fill(state: State) -> None:
     """Fill hubs in the order of their levels, until none stops a rising flow."""
     touched = state.resource_ints[TOUCHED]
     sums = state.resource_ints[SUMS]
     level = state.resource_floats[LEVEL]
     n_known = 0
     while True:
-        n_known = take_in(n_known, state)
+        n_known = _take_in(n_known, state)
         lowest = _INF
         for number in range(n_known):
             hub = touched[number]
             if sums[hub] == UNKNOWN or (sums[hub] == LOW and level[hub] < lowest):
-                find_level(hub, state)
+                _find_level(hub, state)
             lowest = min(lowest, level[hub])
         if lowest == _INF:
             return
@@ -544,12 +544,12 @@ def fill(state: State) -> None:
             hub = touched[number]
             if level[hub] <= limit:
                 if sums[hub] != SUMMED:
-                    find_level(hub, state)
+                    _find_level(hub, state)
                 if level[hub] <= limit:
-                    fill_hub(hub, state)
+                    _fill_hub(hub, state)
 
 
-def set_rate(flow: int, state: State) -> None:
+def _set_rate(flow: int, state: State) -> None:
     """Give a flow its new rate from now on, after it has moved its bytes up to now."""
     now_s = state.times[NOW_S]
     left = state.flow_floats[LEFT]
@@ -560,9 +560,9 @@ def set_rate(flow: int, state: State) -> None:
     state.flow_floats[RATE][flow] = rate
     state.flow_floats[SETTLED_S][flow] = now_s
     if rate > 0:
-        set_moment(flow, now_s + max(left[flow], 0.0) / rate, state)
+        _set_moment(flow, now_s + max(left[flow], 0.0) / rate, state)
     else:
-        set_moment(flow, _INF, state)
+        _set_moment(flow, _INF, state)
 
 
 def settle(state: State) -> None:
@@ -570,32 +570,32 @@ def settle(state: State) -> None:
     status = state.flow_ints[STATUS]
     active = state.flow_ints[ACTIVE]
     for number in range(state.counts[N_ACTIVE]):
-        rouse(active[number], state)
+        _rouse(active[number], state)
     for number in range(state.counts[N_CHANGED]):
         resource = state.resource_ints[CHANGED][number]
         pair = state.resource_ints[HEAD][resource]
         while pair != NONE:
             flow = state.pair_ints[FLOW][pair]
             if state.flow_ints[BOTTLENECK][flow] == resource or state.resource_ints[CHANGE][resource] == RESIZED:
-                rouse(flow, state)
+                _rouse(flow, state)
             pair = state.pair_ints[NEXT][pair]
         state.resource_ints[CHANGE][resource] = UNCHANGED
     state.counts[N_CHANGED] = 0
-    fill(state)
+    _fill(state)
     for number in range(state.counts[N_TOUCHED]):
         state.resource_ints[SUMS][state.resource_ints[TOUCHED][number]] = ABSENT
     state.counts[N_TOUCHED] = 0
     for number in range(state.counts[N_ACTIVE]):
         flow = active[number]
         if status[flow] == RISING:
-            stop(flow, state.flow_floats[PACE][flow], NONE, state)
+            _stop(flow, state.flow_floats[PACE][flow], NONE, state)
         if status[flow] == STOPPED and state.flow_floats[NEXT_RATE][flow] != state.flow_floats[RATE][flow]:
-            set_rate(flow, state)
+            _set_rate(flow, state)
         status[flow] = UNTOUCHED
     state.counts[N_ACTIVE] = 0
 
 
-def leave(flow: int, state: State) -> None:
+def _leave(flow: int, state: State) -> None:
     """Remove a flow that has ended, or before its end."""
     remove(flow, state)
     if state.flow_ints[STATUS][flow] != UNTOUCHED:
@@ -608,14 +608,14 @@ def leave(flow: int, state: State) -> None:
         active[at] = active[state.counts[N_ACTIVE]]
 
 
-def mark_resources(flow: int, mark: int, state: State) -> None:
+def _mark_resources(flow: int, mark: int, state: State) -> None:
     """Set the marks of a flow's resources."""
     first = state.flow_ints[FIRST][flow]
     for pair in range(first, first + state.flow_ints[N_PAIRS][flow]):
         state.resource_ints[MARK][state.pair_ints[RESOURCE][pair]] = mark
 
 
-def is_marked(flow: int, state: State) -> bool:
+def _is_marked(flow: int, state: State) -> bool:
     """Return whether a resource of a flow is marked."""
     first = state.flow_ints[FIRST][flow]
     for pair in range(first, first + state.flow_ints[N_PAIRS][flow]):
@@ -624,7 +624,7 @@ def is_marked(flow: int, state: State) -> bool:
     return False
 
 
-def list_together(n_ending: int, state: State) -> int:
+def _list_together(n_ending: int, state: State) -> int:
     """Add flows to the list of those that end: the ones that are due nearly now and meet one of them."""
     ending = state.flow_ints[ENDING]
     heap = state.flow_ints[HEAP]
@@ -637,23 +637,23 @@ def list_together(n_ending: int, state: State) -> int:
     while state.counts[N_HEAP] > 0 and moment_s[heap[0]] <= limit_s and not state.flow_ints[IS_WAITING][heap[0]]:
         ending[n_near] = heap[0]
         n_near += 1
-        take_from_heap(heap[0], state)
+        _take_from_heap(heap[0], state)
     for number in range(n_ending):
-        mark_resources(ending[number], 1, state)
+        _mark_resources(ending[number], 1, state)
     number = n_ending
     while number < n_near:
         flow = ending[number]
         number += 1
-        if is_marked(flow, state):
-            mark_resources(flow, 1, state)
+        if _is_marked(flow, state):
+            _mark_resources(flow, 1, state)
             ending[number - 1] = ending[n_ending]
             ending[n_ending] = flow
             n_ending += 1
             number = n_ending
     for number in range(n_ending):
-        mark_resources(ending[number], 0, state)
+        _mark_resources(ending[number], 0, state)
     for number in range(n_ending, n_near):
-        set_moment(ending[number], moment_s[ending[number]], state)
+        _set_moment(ending[number], moment_s[ending[number]], state)
     return n_ending
 
 
@@ -672,9 +672,9 @@ def advance(state: State) -> int:
         state.counts[N_SEQUENCE] += 1
         if moment_s[flow] > times[NOW_S]:
             state.flow_ints[IS_WAITING][flow] = 1
-            set_moment(flow, moment_s[flow], state)
+            _set_moment(flow, moment_s[flow], state)
         else:
-            start(flow, state)
+            _start(flow, state)
     state.counts[N_NEW] = 0
     while True:
         if state.counts[N_ACTIVE] > 0 or state.counts[N_CHANGED] > 0:
@@ -689,20 +689,20 @@ def advance(state: State) -> int:
         n_ending = 0
         while state.counts[N_HEAP] > 0 and moment_s[heap[0]] == next_s:
             flow = heap[0]
-            take_from_heap(flow, state)
+            _take_from_heap(flow, state)
             if state.flow_ints[IS_WAITING][flow]:
-                start(flow, state)
+                _start(flow, state)
             else:
                 state.flow_ints[ENDING][n_ending] = flow
                 n_ending += 1
         if n_ending > 0:
-            n_ending = list_together(n_ending, state)
+            n_ending = _list_together(n_ending, state)
             for number in range(n_ending):
-                leave(state.flow_ints[ENDING][number], state)
+                _leave(state.flow_ints[ENDING][number], state)
             return n_ending
 
 
-def end_due(resource: int, state: State) -> int:
+def _end_due(resource: int, state: State) -> int:
     """Remove the flows on a resource that are due until `UNTIL_S`. Return their number; `ENDING` lists them."""
     n_ending = 0
     pair = state.resource_ints[HEAD][resource]
@@ -713,23 +713,23 @@ def end_due(resource: int, state: State) -> int:
             n_ending += 1
         pair = state.pair_ints[NEXT][pair]
     for number in range(n_ending):
-        leave(state.flow_ints[ENDING][number], state)
+        _leave(state.flow_ints[ENDING][number], state)
     return n_ending
 
 
-def change_capacity(resource: int, state: State) -> None:
+def _change_capacity(resource: int, state: State) -> None:
     """Use the capacity that now stands in `CAPACITY` from now on."""
-    note_change(resource, RESIZED, state)
+    _note_change(resource, RESIZED, state)
     pair = state.resource_ints[HEAD][resource]
     while pair != NONE:
         flow = state.pair_ints[FLOW][pair]
-        find_pace(flow, state)
+        _find_pace(flow, state)
         first = state.flow_ints[FIRST][flow]
         for each in range(first, first + state.flow_ints[N_PAIRS][flow]):
-            note_change(state.pair_ints[RESOURCE][each], LEFT_BY_FLOWS, state)
+            _note_change(state.pair_ints[RESOURCE][each], LEFT_BY_FLOWS, state)
         pair = state.pair_ints[NEXT][pair]
     for number in range(state.counts[N_CHANGED]):
-        sum_demand(state.resource_ints[CHANGED][number], state)
+        _sum_demand(state.resource_ints[CHANGED][number], state)
 
 
 def act(state: State) -> int:
@@ -738,11 +738,11 @@ def act(state: State) -> int:
     if state.counts[ACTION] == ADVANCE:
         return advance(state)
     if state.counts[ACTION] == END_DUE:
-        return end_due(which, state)
+        return _end_due(which, state)
     if state.counts[ACTION] == LEAVE:
-        leave(which, state)
+        _leave(which, state)
     else:
-        change_capacity(which, state)
+        _change_capacity(which, state)
     return 0
 
 

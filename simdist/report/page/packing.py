@@ -55,7 +55,7 @@ DID_NOT_RUN = 2**32 - 1
 _MOST_TICKS = 2**30  # so that the difference of any two instants fits int32, even of negative ones
 
 #: An object of JSON.
-Record = dict[str, object]
+_Record = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def _folded(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.where(numbers < 0, -2 * numbers - 1, 2 * numbers)
 
 
-def plan_record(plan: Plan, *, ranks_per_node: int | None = None) -> Record:
+def plan_record(plan: Plan, *, ranks_per_node: int | None = None) -> _Record:
     """Return a plan's names, operations and trace rows for a page.
 
     Args:
@@ -183,10 +183,10 @@ def _waiting_style(op: Op) -> Style | None:
     return HOST_BLOCKED if isinstance(op, Wait | Enter) else None
 
 
-def _op_record(op: Op, streams: list[str], styles: list[Style], nbytes: dict[str, int]) -> Record:
+def _op_record(op: Op, streams: list[str], styles: list[Style], nbytes: dict[str, int]) -> _Record:
     waiting = _waiting_style(op)
     stream = lane_of(op).stream
-    record: Record = {
+    record: _Record = {
         "text": op_text(op),
         # a body that never runs has operations of no stream
         "stream": streams.index(stream) if stream in streams else -1,

@@ -25,7 +25,7 @@ from simdist.traces.trace import Trace
 from simdist.traces.waiting import first_steps
 
 #: Called with what is done now, the runs done, and the runs in all.
-Progress: TypeAlias = Callable[[str, int, int], None]
+_Progress: TypeAlias = Callable[[str, int, int], None]
 
 #: Settings of a scenario that runs must share: else their speed-ups are not those of schedules.
 _COMMON = ("cluster", "workload", "steps", "host", "input")
@@ -37,7 +37,7 @@ def read_report(
     *,
     baseline: str | None,
     calibrated: Calibrated | None = None,
-    progress: Progress,
+    progress: _Progress,
 ) -> RunsReport:
     """Read the traces of runs, and simulate runs without one.
 
@@ -46,7 +46,7 @@ def read_report(
         runs: One or more.
         baseline: Label or kind of the schedule to compare with; None takes `sync` if it is there, else the first.
         calibrated: Machines to simulate all runs with, instead of those of their scenarios.
-        progress: See `Progress`.
+        progress: See `_Progress`.
 
     Raises:
         ScenarioError: There is no such baseline, or a scenario has another number of machines than `calibrated`.

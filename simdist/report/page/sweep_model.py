@@ -22,7 +22,7 @@ from simdist.sweeps.table import ResultRow, Table, short_names, shown_text, uses
 MOST_ROWS = 200_000
 
 #: Relative differences that are no larger are rounding: the schedules take equally long.
-ROUNDING = 1e-9
+_ROUNDING = 1e-9
 
 _MOST_VALUES = 200  # of the only field of a grid; more are drawn as a sample
 
@@ -321,7 +321,7 @@ def read_sweep_report(folder: Path, *, baseline: str | None) -> SweepReport:
 
 def _least(step_s: Sequence[tuple[float, str]]) -> Iterator[str]:
     """Yield the lines with the least step time, but for rounding, each once."""
-    most_s = min(seconds for seconds, _ in step_s) * (1 + ROUNDING)
+    most_s = min(seconds for seconds, _ in step_s) * (1 + _ROUNDING)
     yield from dict.fromkeys(line for seconds, line in step_s if seconds <= most_s)
 
 

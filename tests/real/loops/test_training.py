@@ -545,7 +545,11 @@ DOUBTS = [
         {"averaging": loops.LOCAL_TO_THE_END},
         ["does not average over all ranks in the last of 8"],
     ),
-    (LocalSGD(period=4, prefetch=2), {}, ["has prefetch, without effect: the loop brings its own batches"]),
+    (
+        LocalSGD(period=4, input={"prefetch": 2}),
+        {},
+        ["has input.prefetch, without effect: the loop brings its own batches"],
+    ),
 ]
 
 

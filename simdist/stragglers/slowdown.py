@@ -1,7 +1,7 @@
 """Slowdown that stragglers cause in a job, and the share of each rank, node, step and operation.
 
 T is the time of the job, replayed with the durations of its trace. T_ideal is replayed with the ideal duration of each
-operation (see `simdist.whatif.ideal`).
+operation (see `simdist.stragglers.ideal`).
 
     slowdown                     S   = T / T_ideal
     share of the time lost             1 - 1 / S
@@ -28,11 +28,7 @@ from numpy.typing import NDArray
 
 from simdist.engines.replay import Timing, step_end_s, timing
 from simdist.errors import TraceError
-from simdist.studies.columns import frame_of_records
-from simdist.traces.trace import Trace
-from simdist.traces.waiting import first_steps
-from simdist.traces.waiting import step_end_s as traced_end_s
-from simdist.whatif.ideal import (
+from simdist.stragglers.ideal import (
     CHANNELS,
     Cause,
     Contributor,
@@ -44,14 +40,18 @@ from simdist.whatif.ideal import (
     shuffled,
     simultaneous,
 )
+from simdist.studies.columns import frame_of_records
+from simdist.traces.trace import Trace
+from simdist.traces.waiting import first_steps
+from simdist.traces.waiting import step_end_s as traced_end_s
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-Floats: TypeAlias = NDArray[np.float64]
+_Floats: TypeAlias = NDArray[np.float64]
 #: Called with the work done and the total work.
-Progress: TypeAlias = Callable[[float, float], None]
+_Progress: TypeAlias = Callable[[float, float], None]
 
 _SLOWEST_SHARE = 0.03  # of the ranks: Lin et al., the W of M_W
 _BATCH_VALUES = 16_384  # ranks x variants; their vectors stay in a core's cache
@@ -77,7 +77,7 @@ class Loss:
     lost_s: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Slowdown:
     """The analysis of one trace. Seconds are per step unless they have an axis of steps.
 
@@ -116,11 +116,11 @@ class Slowdown:
     simultaneous_s: float
     kinds: tuple[Loss, ...]
     channels: tuple[Loss, ...]
-    rank_slowdowns: Floats
-    node_slowdowns: Floats
-    step_s: Floats
-    ideal_step_s: Floats
-    rank_step_s: Floats
+    rank_slowdowns: _Floats
+    node_slowdowns: _Floats
+    step_s: _Floats
+    ideal_step_s: _Floats
+    rank_step_s: _Floats
     slowest_ranks: tuple[int, ...]
     fixed_by_ranks: float | None
     slowest_node: int
@@ -147,7 +147,7 @@ class Slowdown:
         return len(self.rank_slowdowns)
 
     @property
-    def step_slowdowns(self) -> Floats:
+    def step_slowdowns(self) -> _Floats:
         """Slowdown of each step, `[n_steps]`; NaN if the ideal step takes no time."""
         return _ratio(self.step_s, self.ideal_step_s)
 
@@ -173,19 +173,25 @@ class Slowdown:
 
         return plot(self)
 
+    def __repr__(self) -> str:
+        return (
+            f"<slowdown {self.replayed_s / self.ideal_s:.3g}: {self.replayed_s:.4g} s per step, {self.ideal_s:.4g} s "
+            f"without stragglers>"
+        )
+
     def _repr_html_(self) -> str:
         from simdist import html_of
 
         return html_of(self)
 
     @property
-    def rank_step_slowdowns(self) -> Floats:
+    def rank_step_slowdowns(self) -> _Floats:
         """Slowdown of each step that each rank alone causes, `[n_steps, world_size]`."""
         return _ratio(self.rank_step_s, self.ideal_step_s[:, np.newaxis])
 
 
 def find_slowdown(
-    trace: Trace, *, ranks_per_node: int, steps: range | None = None, progress: Progress | None = None
+    trace: Trace, *, ranks_per_node: int, steps: range | None = None, progress: _Progress | None = None
 ) -> Slowdown:
     """Analyse a trace.
 
@@ -193,7 +199,7 @@ def find_slowdown(
         trace: A complete trace of real machines or of a simulator.
         ranks_per_node: Consecutive ranks that share a node.
         steps: Consecutive steps to analyse; all by default. Steps before them stay as traced.
-        progress: See `Progress`.
+        progress: See `_Progress`.
 
     Raises:
         TraceError: An operation did not run, the trace lacks some of these steps, or it takes no time.
@@ -224,7 +230,7 @@ def _checked(trace: Trace, steps: range | None) -> range:
 class _Analysis:
     """One trace, its ideal, and the replays that compare the two."""
 
-    def __init__(self, trace: Trace, steps: range, ranks_per_node: int, progress: Progress | None) -> None:
+    def __init__(self, trace: Trace, steps: range, ranks_per_node: int, progress: _Progress | None) -> None:
         self._trace = trace
         self._steps = steps
         self._ranks_per_node = ranks_per_node
@@ -304,7 +310,7 @@ class _Analysis:
         first = node * self._ranks_per_node
         return frozenset(range(first, min(first + self._ranks_per_node, self._world_size)))
 
-    def _step_s(self, kept: Sequence[Kept]) -> Floats:
+    def _step_s(self, kept: Sequence[Kept]) -> _Floats:
         """Return the seconds of each step in each variant, `[n_steps, n_variants]`."""
         at_once = max(1, _BATCH_VALUES // self._world_size)
         parts = []
@@ -346,18 +352,18 @@ class _Analysis:
         return float(_durations_s(step_end_s(self._trace.plan, durations, n_variants=1), self._steps).sum())
 
 
-def _durations_s(ends_s: Floats, steps: range) -> Floats:
+def _durations_s(ends_s: _Floats, steps: range) -> _Floats:
     """Return the durations of steps from their ends, both `[n_steps, n_variants]`."""
     return np.diff(ends_s, axis=0, prepend=0.0)[steps.start : steps.stop]
 
 
-def _slowest(costs: Floats) -> list[int]:
+def _slowest(costs: _Floats) -> list[int]:
     """Return the most expensive 3 % of the ranks, at least one, ascending. Of equal costs, the lowest counts."""
     n = int(np.ceil(_SLOWEST_SHARE * len(costs)))
     return sorted(np.lexsort((np.arange(len(costs)), -costs))[:n].tolist())
 
 
-def _losses(kinds: Sequence[Contributor], total_s: Floats, ideal_s: float, n_steps: int) -> tuple[Loss, ...]:
+def _losses(kinds: Sequence[Contributor], total_s: _Floats, ideal_s: float, n_steps: int) -> tuple[Loss, ...]:
     """Return the cost of each kind of operation, the largest first.
 
     Args:
@@ -373,5 +379,5 @@ def _losses(kinds: Sequence[Contributor], total_s: Floats, ideal_s: float, n_ste
     return tuple(sorted(found, key=lambda each: -each.slowdown))
 
 
-def _ratio(seconds: Floats, ideal_s: Floats) -> Floats:
+def _ratio(seconds: _Floats, ideal_s: _Floats) -> _Floats:
     return np.asarray(np.divide(seconds, ideal_s, out=np.full(seconds.shape, np.nan), where=ideal_s > 0))

@@ -25,7 +25,7 @@ from simdist.engines.replay import Timing
 from simdist.plan import Copy, Op, Plan, Save, lane_of, occurrences
 from simdist.plan.text import op_name
 
-Floats: TypeAlias = NDArray[np.float64]
+_Floats: TypeAlias = NDArray[np.float64]
 Cause: TypeAlias = Literal["host", "compute", "io", "communication"]
 
 # Durations are differences of times.
@@ -44,7 +44,7 @@ class Contributor:
 
 
 #: Time that a trace of real machines leaves unexplained: launching, and all else that is not an operation of the plan.
-GAPS = Contributor("between operations", "host")
+_GAPS = Contributor("between operations", "host")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Ideal:
     """The ideal durations of a trace.
 
     Args:
-        kinds: Kinds of operations; `GAPS` is last if there are gaps.
+        kinds: Kinds of operations; `_GAPS` is last if there are gaps.
         kind_of: Index of the kind of each instance, int64 `[n_instances]`.
         seconds: Ideal seconds of each instance, float64 `[n_instances]`.
         gap_s: Ideal gap before each instance, float64 `[n_instances]`.
@@ -63,8 +63,8 @@ class Ideal:
 
     kinds: tuple[Contributor, ...]
     kind_of: NDArray[np.int64]
-    seconds: Floats
-    gap_s: Floats
+    seconds: _Floats
+    gap_s: _Floats
     differs: NDArray[np.bool_]
     gap_differs: NDArray[np.bool_]
 
@@ -89,7 +89,7 @@ def ideal(plan: Plan, traced: Timing, *, first_step: int = 0) -> Ideal:
     return found
 
 
-def _set_typical(traced_s: Floats, rows: NDArray[np.int64], ideal_s: Floats, differs: NDArray[np.bool_]) -> None:
+def _set_typical(traced_s: _Floats, rows: NDArray[np.int64], ideal_s: _Floats, differs: NDArray[np.bool_]) -> None:
     """Write the typical value of some rows, and mark rows that differ from it on some rank by more than rounding."""
     values = traced_s[rows]
     typical_s = float(_median(values.ravel()))
@@ -97,7 +97,7 @@ def _set_typical(traced_s: Floats, rows: NDArray[np.int64], ideal_s: Floats, dif
     differs[rows] = (np.abs(values - typical_s) > _ROUNDING * typical_s + _ROUNDING_S).any(axis=1)
 
 
-def _median(values: Floats) -> Floats:
+def _median(values: _Floats) -> _Floats:
     """Return the median along the first axis, the lower one of two."""
     middle = (len(values) - 1) // 2
     return np.asarray(np.partition(values, middle, axis=0)[middle])
@@ -127,7 +127,7 @@ def simultaneous(plan: Plan, traced: Timing, *, first_step: int = 0) -> Timing:
     return _levelled(plan, traced, first_step, lambda values: _median(values.T)[:, np.newaxis])
 
 
-def _levelled(plan: Plan, traced: Timing, first_step: int, level: Callable[[Floats], Floats]) -> Timing:
+def _levelled(plan: Plan, traced: Timing, first_step: int, level: Callable[[_Floats], _Floats]) -> Timing:
     """Replace the values of each operation, `[n_occurrences, world_size]`, by values that broadcast over them."""
     durations_s = traced.durations_s.copy()
     gaps_s = None if traced.gaps_s is None else traced.gaps_s.copy()
@@ -157,7 +157,7 @@ def _same_operations(plan: Plan, first_step: int) -> Iterator[tuple[NDArray[np.i
 def _kinds(plan: Plan, *, has_gaps: bool) -> tuple[Contributor, ...]:
     """Return the kinds of a plan in the order of the program."""
     found: Sequence[Contributor] = [_kind(op) for body in plan.bodies for op in body]
-    return tuple(dict.fromkeys([*found, GAPS] if has_gaps else found))
+    return tuple(dict.fromkeys([*found, _GAPS] if has_gaps else found))
 
 
 def _kind(op: Op) -> Contributor:
@@ -187,9 +187,9 @@ class Variants:
         self._traced = traced
         self._ideal = ideal
         self._masks = [_mask(kind, kept, traced.durations_s.shape[1]) for kind in ideal.kinds]
-        self._gap_mask = self._masks[ideal.kinds.index(GAPS)] if GAPS in ideal.kinds else None
+        self._gap_mask = self._masks[ideal.kinds.index(_GAPS)] if _GAPS in ideal.kinds else None
 
-    def gap_s(self, index: int) -> Floats | None:
+    def gap_s(self, index: int) -> _Floats | None:
         """Return the gaps before an instance, broadcasting over `[world_size, n_variants]`."""
         if self._gap_mask is None:
             return None
@@ -198,7 +198,7 @@ class Variants:
             return traced_s
         return np.where(self._gap_mask, traced_s, self._ideal.gap_s[index])
 
-    def seconds(self, index: int) -> Floats:
+    def seconds(self, index: int) -> _Floats:
         """Return the seconds of an instance, broadcasting over `[world_size, n_variants]`."""
         traced_s = self._traced.seconds(index)
         if not self._ideal.differs[index]:

@@ -22,10 +22,10 @@ from simdist.scenario.links import LinkDisturbance
 from simdist.studies.resampling import in_blocks
 from simdist.traces.trace import Trace, write_npz
 
-Floats: TypeAlias = NDArray[np.float64]
+_Floats: TypeAlias = NDArray[np.float64]
 
 
-def measured_delays(trace: Trace, timed: Timing, costs: Costs) -> dict[Channel, Floats]:
+def measured_delays(trace: Trace, timed: Timing, costs: Costs) -> dict[Channel, _Floats]:
     """Return the excess of each step of a measured trace over its price, of each of its micro-batches.
 
     Args:
@@ -39,7 +39,7 @@ def measured_delays(trace: Trace, timed: Timing, costs: Costs) -> dict[Channel, 
     """
     plan = trace.plan
     n = n_micro_batches(plan)
-    excess_s: dict[Channel, Floats] = {}
+    excess_s: dict[Channel, _Floats] = {}
     for each in occurrences(plan):
         channel = _channel(each.op)
         if channel is None:
@@ -53,7 +53,7 @@ def measured_delays(trace: Trace, timed: Timing, costs: Costs) -> dict[Channel, 
     return {channel: seconds for channel, seconds in late.items() if seconds.any()}
 
 
-def _delays(excess_s: Floats) -> Floats:
+def _delays(excess_s: _Floats) -> _Floats:
     """Return the delays of a run: no step is late by more than its excess, `[n_steps, n_micro_batches, world_size]`."""
     if excess_s.shape[1] == 1:
         return np.maximum(excess_s[None, :, 0], 0.0)
@@ -72,11 +72,11 @@ def _channel(op: Op) -> Channel | None:
     return kind
 
 
-def _price_s(op: Op, costs: Costs, plan: Plan) -> Floats:
+def _price_s(op: Op, costs: Costs, plan: Plan) -> _Floats:
     """Return the price of an operation on each rank alone, `[world_size]`; 0 for an injected delay."""
     match costs.of.get(op):
         case None:
-            seconds: float | Floats = 0.0
+            seconds: float | _Floats = 0.0
         case Local(seconds=seconds) | Shared(alone_s=seconds):
             pass
         case Varying():
@@ -97,7 +97,7 @@ def as_recorded(scenario: Scenario) -> Scenario:
     return scenario.changed(disturbances=in_blocks(scenario.disturbances, None), steps=min(scenario.steps, *lengths))
 
 
-def only_steps(delays: Delays, steps: range) -> dict[Channel, Floats]:
+def only_steps(delays: Delays, steps: range) -> dict[Channel, _Floats]:
     """Return the delays of some consecutive steps, without channels that have none."""
     chosen = {channel: seconds[:, steps.start : steps.stop] for channel, seconds in delays.items()}
     return {channel: seconds for channel, seconds in chosen.items() if seconds.any()}

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-Drawn: TypeAlias = Literal["recorded", "random", "fixed"]
+_Drawn: TypeAlias = Literal["recorded", "random", "fixed"]
 #: Called with a schedule's label, the rank-steps done and the total rank-steps.
-Progress: TypeAlias = Callable[[str, int, int], None]
+_Progress: TypeAlias = Callable[[str, int, int], None]
 
 _LEAST_RUNS = 40  # 2.5 % of them is one run
 _ROUNDING = 1e-6  # without noise, a speed-up within this distance of 1 counts as none
@@ -74,7 +74,7 @@ class Gain:
         return self.is_faster and not self.problem and (self.interval is None or self.interval[0] > 1 + _ROUNDING)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Gains:
     """Gains of other schedules.
 
@@ -93,7 +93,7 @@ class Gains:
     baseline: str
     baseline_step_s: float
     rows: tuple[Gain, ...]
-    drawn: Drawn
+    drawn: _Drawn
     n_runs: int
     n_steps: int
     recording: ResampledRecording | None
@@ -134,6 +134,10 @@ class Gains:
 
         return plot(self)
 
+    def __repr__(self) -> str:
+        rows = (f"{each.schedule}: {each.speedup:.2f}" for each in self.rows)
+        return f"<speed-up over {self.baseline}, {self.baseline_step_s:.4g} s per step: {', '.join(rows)}>"
+
     def _repr_html_(self) -> str:
         from simdist import html_of
 
@@ -157,7 +161,7 @@ def find_gains(
     baseline: Schedule,
     n_runs: int,
     block_steps: int | None = None,
-    progress: Progress | None = None,
+    progress: _Progress | None = None,
 ) -> Gains:
     """Simulate schedules under the disturbances of a scenario, and compare them with a baseline.
 
@@ -169,7 +173,7 @@ def find_gains(
         n_runs: Runs of each schedule.
         block_steps: Steps of a block. None takes the number in the scenario. Without one, it is chosen: see
             `simdist.studies.resampling`.
-        progress: See `Progress`.
+        progress: See `_Progress`.
 
     Raises:
         ScenarioError: A block is longer than the recording, or there are no runs.
@@ -201,7 +205,7 @@ def find_gains(
     )
 
 
-def _measure(scenario: Scenario, schedule: Schedule, n_seeds: int, progress: Progress | None) -> ScheduleTimes:
+def _measure(scenario: Scenario, schedule: Schedule, n_seeds: int, progress: _Progress | None) -> ScheduleTimes:
     return measure(scenario, build(scenario, schedule), n_seeds=n_seeds, progress=progress)
 
 
