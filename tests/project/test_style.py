@@ -154,7 +154,7 @@ LARGE_CLASSES: dict[str, int] = {
 
 # Names that say the same in each package: a command, a format, an interface.
 _ASKED = "that of simdist takes plain arguments and calls the package's"
-SHARED_NAMES: dict[str, str] = {"learn": _ASKED, "sweep": _ASKED, "tune": _ASKED}
+SHARED_NAMES: dict[str, str] = {"learn": _ASKED, "sweep": _ASKED, "tune": _ASKED, "validate": _ASKED}
 # Names that still mean two things. An entry goes when one of them has another name or an underscore.
 AMBIGUOUS_NAMES: set[str] = {
     "ALONE",
