@@ -165,6 +165,8 @@ SHARED_NAMES: dict[str, str] = {
     "names": "the names in a registry",
     "save": "what the package makes, to a file",
 }
+_ASKED = "that of simdist takes plain arguments and calls the package's"
+SHARED_NAMES: dict[str, str] = {"learn": _ASKED, "sweep": _ASKED, "tune": _ASKED}
 # Names that still mean two things. An entry goes when one of them has another name or an underscore.
 AMBIGUOUS_NAMES: set[str] = {
     "ALONE",
