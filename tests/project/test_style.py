@@ -153,7 +153,11 @@ LARGE_CLASSES: dict[str, int] = {
 }
 
 # Names that say the same in each package: a command, a format, an interface.
+_ASKED = "simdist.NAME takes plain arguments and calls the package's"
 SHARED_NAMES: dict[str, str] = {
+    "learn": _ASKED,
+    "sweep": _ASKED,
+    "tune": _ASKED,
     "Floats": "an array of float64",
     "KINDS": "all kinds of what the package describes",
     "Progress": "a function that is called with how much is done",
@@ -165,8 +169,6 @@ SHARED_NAMES: dict[str, str] = {
     "names": "the names in a registry",
     "save": "what the package makes, to a file",
 }
-_ASKED = "that of simdist takes plain arguments and calls the package's"
-SHARED_NAMES: dict[str, str] = {"learn": _ASKED, "sweep": _ASKED, "tune": _ASKED}
 # Names that still mean two things. An entry goes when one of them has another name or an underscore.
 AMBIGUOUS_NAMES: set[str] = {
     "ALONE",
