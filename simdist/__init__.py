@@ -1,8 +1,7 @@
 """Simulate, run and compare synchronisation schedules for distributed training.
 
 >>> import simdist
->>> from simdist.scenario import presets
->>> scenario = simdist.load(presets.path("scenarios", "cloud-stragglers"))
+>>> scenario = simdist.load("cloud-stragglers")
 >>> trace = simdist.simulate(scenario.changed(steps=4), label="sync")
 >>> trace.plan.n_steps
 4
@@ -12,15 +11,6 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 
-__all__ = [
-    "build",
-    "compare",
-    "html_of",
-    "load",
-    "plot",
-    "simulate",
-]  # the types of what comes on demand stand in __init__.pyi
-
 __version__ = "0.1.0"
 
 
@@ -28,11 +18,12 @@ def exporting(package: str, module_of: Mapping[str, str]) -> tuple[Callable[[str
     """Return the `__getattr__` and the `__dir__` of a package that imports a module of it when a name is asked for.
 
     A command then imports what it uses, not all that its packages hold. `dir`, and with it the completion of notebooks,
-    lists the names all the same.
+    lists what the package has in `__all__` and nothing else.
 
     Args:
         package: Name of the package.
-        module_of: Exported name -> the module, below the package, that defines it.
+        module_of: Exported name -> the module, below the package, that defines it. A colon at the end: the module
+            itself has this name.
 
     Source:
         PEP 562, Module __getattr__ and __dir__.
@@ -41,22 +32,46 @@ def exporting(package: str, module_of: Mapping[str, str]) -> tuple[Callable[[str
     def exported(name: str) -> object:
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return vars(importlib.import_module(f"{package}.{module_of[name]}"))[name]
+        path, is_module, _ = module_of[name].partition(":")
+        module = importlib.import_module(f"{package}.{path}")
+        return module if is_module else vars(module)[name]
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *module_of})
+        return sorted(sys.modules[package].__all__)
 
     return exported, names
 
 
-__getattr__, __dir__ = exporting(
-    __name__,
-    {
-        "build": "runs.building",
-        "compare": "studies.comparison",
-        "html_of": "report.notebooks",
-        "load": "scenario.scenario",
-        "plot": "report.notebooks",
-        "simulate": "runs.building",
-    },
-)
+_MODULE_OF = {  # the types stand in __init__.pyi, which a test compares
+    "DiLoCo": "schedules.diloco",
+    "FSDP": "schedules.fsdp",
+    "GTopK": "schedules.gtopk",
+    "HSDP": "schedules.hsdp",
+    "HiTopK": "schedules.hitopk",
+    "HierarchicalSGD": "schedules.hierarchical_sgd",
+    "LocalSGD": "schedules.local_sgd",
+    "NaiveAllGather": "schedules.naive_ag",
+    "ParameterServer": "schedules.parameter_server",
+    "PowerSGD": "schedules.powersgd",
+    "Scenario": "scenario.scenario",
+    "Sync": "schedules.sync",
+    "Torus": "schedules.torus",
+    "build": "runs.building",
+    "compare": "studies.comparison",
+    "errors": "errors:",
+    "html_of": "report.notebooks",
+    "import_traces": "questions",
+    "learn": "questions",
+    "load": "scenario.scenario",
+    "plot": "report.notebooks",
+    "presets": "scenario.presets:",
+    "results": "questions",
+    "simulate": "runs.building",
+    "sweep": "questions",
+    "tune": "questions",
+    "whatif": "questions",
+}
+
+__all__ = sorted(_MODULE_OF)
+
+__getattr__, __dir__ = exporting(__name__, _MODULE_OF)

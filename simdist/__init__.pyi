@@ -1,11 +1,56 @@
 from collections.abc import Callable, Mapping
 
+from simdist import errors as errors
+from simdist.questions import import_traces, learn, results, sweep, tune, whatif
 from simdist.report.notebooks import html_of, plot
 from simdist.runs.building import build, simulate
-from simdist.scenario import load
+from simdist.scenario import Scenario, load
+from simdist.scenario import presets as presets
+from simdist.schedules import (
+    FSDP,
+    HSDP,
+    DiLoCo,
+    GTopK,
+    HierarchicalSGD,
+    HiTopK,
+    LocalSGD,
+    NaiveAllGather,
+    ParameterServer,
+    PowerSGD,
+    Sync,
+    Torus,
+)
 from simdist.studies.comparison import compare
 
-__all__ = ["build", "compare", "html_of", "load", "plot", "simulate"]
+__all__ = [
+    "FSDP",
+    "HSDP",
+    "DiLoCo",
+    "GTopK",
+    "HiTopK",
+    "HierarchicalSGD",
+    "LocalSGD",
+    "NaiveAllGather",
+    "ParameterServer",
+    "PowerSGD",
+    "Scenario",
+    "Sync",
+    "Torus",
+    "build",
+    "compare",
+    "errors",
+    "html_of",
+    "import_traces",
+    "learn",
+    "load",
+    "plot",
+    "presets",
+    "results",
+    "simulate",
+    "sweep",
+    "tune",
+    "whatif",
+]
 
 __version__: str
 

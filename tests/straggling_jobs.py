@@ -4,8 +4,8 @@ from engine_runs import simulate
 
 from simdist.runs.building import build, delays
 from simdist.scenario import Scenario, loads
+from simdist.stragglers import Slowdown, find_slowdown
 from simdist.traces.trace import Trace
-from simdist.whatif import Slowdown, find_slowdown
 
 JOB = """\
 cluster:

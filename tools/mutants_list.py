@@ -1543,70 +1543,70 @@ _PROFILES = (
     ),
 )
 
-_TEST_WHATIF = ("tests/simdist/whatif/test_whatif.py",)
-_TEST_GAINS = ("tests/simdist/whatif/test_gains.py",)
+_TEST_WHATIF = ("tests/simdist/stragglers/test_whatif.py",)
+_TEST_GAINS = ("tests/simdist/stragglers/test_gains.py",)
 
 _WHATIF = (
     Mutant(
-        "whatif",
+        "stragglers",
         "of two ranks the slower is typical",
-        "simdist/whatif/ideal.py",
+        "simdist/stragglers/ideal.py",
         "middle = (len(values) - 1) // 2",
         "middle = len(values) // 2",
         _TEST_WHATIF,
     ),
     Mutant(
-        "whatif",
+        "stragglers",
         "steps that are not asked for count for the ideal",
-        "simdist/whatif/ideal.py",
+        "simdist/stragglers/ideal.py",
         "append(each.rows[each.steps >= first_step])",
         "append(each.rows)",
         _TEST_WHATIF,
     ),
     Mutant(
-        "whatif",
+        "stragglers",
         "simultaneous pauses are sought along the steps",
-        "simdist/whatif/ideal.py",
+        "simdist/stragglers/ideal.py",
         "_median(values.T)[:, np.newaxis]",
         "_median(values)[np.newaxis]",
         _TEST_WHATIF,
     ),
     Mutant(
-        "whatif",
+        "stragglers",
         "shares of the loss add up to more than all of it",
-        "simdist/whatif/verdict.py",
+        "simdist/stragglers/verdict.py",
         "both = max(1.0, persistent + simultaneous)",
         "both = 1.0",
         _TEST_WHATIF,
     ),
     Mutant(
-        "whatif",
+        "stragglers",
         "of a small job no rank is among the slowest",
-        "simdist/whatif/slowdown.py",
+        "simdist/stragglers/slowdown.py",
         "np.ceil(_SLOWEST_SHARE",
         "np.floor(_SLOWEST_SHARE",
         _TEST_WHATIF,
     ),
     Mutant(
-        "whatif",
+        "stragglers",
         "what fixes a rank fixes all but that rank",
-        "simdist/whatif/slowdown.py",
+        "simdist/stragglers/slowdown.py",
         "Kept(ranks=everyone - ranks)",
         "Kept(ranks=ranks)",
         _TEST_WHATIF,
     ),
     Mutant(
-        "whatif",
+        "stragglers",
         "a gain is sure if it is possible",
-        "simdist/whatif/gains.py",
+        "simdist/stragglers/gains.py",
         "self.interval[0] > 1 + _ROUNDING",
         "self.interval[1] > 1 + _ROUNDING",
         (*_TEST_GAINS, "-k", "sure"),
     ),
     Mutant(
-        "whatif",
+        "stragglers",
         "few runs are enough to be sure",
-        "simdist/whatif/gains.py",
+        "simdist/stragglers/gains.py",
         "if n_runs < _LEAST_RUNS:",
         "if n_runs < 2:",
         (*_TEST_GAINS, "-k", "sure"),

@@ -28,7 +28,7 @@ from jobs import ADVISED, HSGD, LOCAL_4, LOCAL_8, RATE_BPS, SYNC, Case, Schedule
 
 from simdist.report import print_tables, write_tables  # noqa: E402
 from simdist.scenario import Scenario, load  # noqa: E402
-from simdist.whatif.gains import find_gains  # noqa: E402
+from simdist.stragglers.gains import find_gains  # noqa: E402
 
 RESULTS = HERE / "results" / "advised.json"
 PAGE = HERE / "README.md"

@@ -35,7 +35,7 @@ from simdist.engines.run import run as run_engine  # noqa: E402
 from simdist.report import print_tables, write_tables  # noqa: E402
 from simdist.runs.building import build, delays  # noqa: E402
 from simdist.scenario import Scenario, load  # noqa: E402
-from simdist.whatif.gains import find_gains  # noqa: E402
+from simdist.stragglers.gains import find_gains  # noqa: E402
 
 RESULTS = HERE / "results"
 PAGE = HERE / "README.md"

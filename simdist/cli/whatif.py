@@ -10,26 +10,21 @@ import click
 import numpy as np
 
 from simdist.cli import common, inputs
-from simdist.engines.observers import WholeTrace
-from simdist.engines.run import run
-from simdist.errors import PlanError, ScenarioError, TraceError, naming
+from simdist.errors import ScenarioError, TraceError, naming
 from simdist.runs import run_directory
-from simdist.runs.building import build, delays, live_of
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule, settings_of_name
+from simdist.stragglers.answer import WhatifJob, WhatifOptions, answer_whatif, numbers_of, simulated_job
+from simdist.stragglers.recording import as_recorded
 from simdist.studies.comparison import find_label
 from simdist.studies.imported_facts import not_compared
 from simdist.studies.loading import loading_cost, no_data
 from simdist.studies.proposals import few_schedules
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import first_steps
-from simdist.whatif.answer import WhatifJob, WhatifOptions, answer_whatif, numbers_of
-from simdist.whatif.recording import as_recorded
 
 _LINE_S = 30.0
 _OF_STRAGGLERS = ("which", "steps", "schedules", "n_runs", "block_steps", "seed", "cluster")
-_MOST_VALUES = 150_000_000  # of operations x ranks in a trace: 3.6 GB
-_PROBED_STEPS = 64
 
 
 @click.command("whatif")
@@ -124,7 +119,8 @@ def _read_job(session: common.Session, name: str, options: WhatifOptions) -> Wha
     if options.seed is not None:
         scenario = scenario.changed(seed=options.seed)
     steps = _places(scenario, options.steps)
-    return _simulated(name, scenario, inputs.choose(scenario, options.schedule, where=name), steps)
+    chosen = inputs.choose(scenario, options.schedule, where=name)
+    return simulated_job(name, scenario, chosen[_baseline(chosen)], steps)
 
 
 def _places(scenario: Scenario, steps: range | None) -> range | None:
@@ -180,33 +176,6 @@ def _finished(session: common.Session, file: Path, trace: Trace) -> Trace:
         raise TraceError(f"{file}: no step was finished on all ranks, so there is nothing to replay")
     session.say(f"warning: {file}: only the first {n_steps} of {trace.plan.n_steps} steps were finished on all ranks")
     return first_steps(trace, n_steps)
-
-
-def _simulated(name: str, scenario: Scenario, chosen: Sequence[Schedule], steps: range | None) -> WhatifJob:
-    """Simulate the baseline of a scenario with the delays of its seed."""
-    baseline = chosen[_baseline(chosen)]
-    simulated = as_recorded(scenario)
-    if steps and steps.stop < simulated.steps:
-        simulated = simulated.changed(steps=max(1, steps.stop))
-    with naming(name):
-        _refuse_large(simulated, baseline)
-        built = build(simulated, baseline)
-        live = live_of(simulated, built.costs)
-        trace = run(built.plan, built.costs, delays(simulated), observe=WholeTrace(), live=live)
-    others = tuple(schedule for schedule in scenario.schedules if schedule is not baseline)
-    return WhatifJob(name, scenario, baseline, others, trace, None, steps)
-
-
-def _refuse_large(scenario: Scenario, schedule: Schedule) -> None:
-    """Refuse what memory would not hold, before it is simulated; the first steps tell how large the others are."""
-    first = min(scenario.steps, _PROBED_STEPS)
-    plan = build(scenario.changed(steps=first), schedule).plan
-    n_values = plan.n_instances * plan.world_size * scenario.steps // first
-    if n_values > _MOST_VALUES:
-        raise PlanError(
-            f"{n_values:,} operations on all ranks are more than {_MOST_VALUES:,}, what memory holds: look at fewer "
-            f"steps, e.g. --steps 0:{max(1, scenario.steps * _MOST_VALUES // n_values)}"
-        )
 
 
 def _baseline(schedules: Sequence[Schedule]) -> int:

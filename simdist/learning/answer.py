@@ -193,6 +193,9 @@ class LearnedSchedules(list[Learned]):
 
         return plot(self)
 
+    def __repr__(self) -> str:
+        return self.text()
+
     def _repr_html_(self) -> str:
         from simdist import html_of
 

@@ -174,7 +174,7 @@ class Dataset:
         return np.broadcast_to(np.array(self.file_nbytes, dtype=np.int64), self.n_samples)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """Everything that `world_size` ranks do in `n_steps` steps.
 
@@ -326,6 +326,9 @@ class Plan:
             "order": [dataclasses.asdict(run) for run in self.order],
             **({"dataset": dataclasses.asdict(self.dataset)} if self.dataset else {}),
         }
+
+    def __repr__(self) -> str:
+        return f"<plan {self.name}: {self.n_steps:,} steps on {self.world_size:,} ranks>"
 
 
 class StepIndex:

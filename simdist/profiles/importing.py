@@ -80,7 +80,7 @@ class SlowedJob:
         return (1 - self.lost.named) * self.step_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ImportedJob(SlowedJob):
     """A traced job as a scenario, with intermediate results.
 
@@ -108,6 +108,10 @@ class ImportedJob(SlowedJob):
     delays: dict[Channel, Floats]
     proof: Proof
     notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        late = len(self.stragglers)
+        return f"<job of {self.scenario.cluster.world_size:,} ranks, {self.step_s:.4g} s per step, {late} stragglers>"
 
 
 def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOptions | None = None) -> ImportedJob:

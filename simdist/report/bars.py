@@ -8,10 +8,10 @@ import numpy as np
 from simdist.errors import ScenarioError
 from simdist.report.figures import literal_text, new_figure, panels, shortened, tidy
 from simdist.report.palette import BLACK, BLUE, GREY, ORANGE, VERMILLION, time_unit
+from simdist.stragglers.gains import Gains
+from simdist.stragglers.slowdown import Slowdown
 from simdist.studies.data_knobs import KnobEffects
 from simdist.studies.tolerable_rate import Tolerances, probability_text
-from simdist.whatif.gains import Gains
-from simdist.whatif.slowdown import Slowdown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

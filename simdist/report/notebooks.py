@@ -25,6 +25,8 @@ from simdist.scenario.scenario import Scenario, dump
 from simdist.scenario.strict_yaml import path_text
 from simdist.settings.base import plural
 from simdist.settings.units import format_Bps, format_seconds, format_share
+from simdist.stragglers.gains import Gains
+from simdist.stragglers.slowdown import Slowdown
 from simdist.studies import facets
 from simdist.studies.columns import (
     ENGINE,
@@ -51,8 +53,6 @@ from simdist.traces.breakdown import Breakdown, break_down
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import Waiting
 from simdist.tuning.answer import Tuned
-from simdist.whatif.gains import Gains
-from simdist.whatif.slowdown import Slowdown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from simdist.engines.live import Observer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Built:
     """A schedule, applied to a scenario.
 
@@ -58,6 +58,9 @@ class Built:
         from simdist.engines.alike import Courses
 
         return Courses(self.costs, self.plan.world_size)
+
+    def __repr__(self) -> str:
+        return f"<{self.schedule.name}: a plan of {self.plan.n_steps:,} steps on {self.plan.world_size:,} ranks>"
 
 
 #: Shares of forward and backward that 2 to 8 GPUs of one machine lose, in single and in mixed precision, by compute

@@ -72,7 +72,7 @@ class SweepProgress:
 _Progress = Callable[[SweepProgress], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Swept:
     """Outcome of a sweep.
 
@@ -115,6 +115,9 @@ class Swept:
 
     def _counts(self) -> dict[str, int]:
         return {"points": self.n_points, "rows": self.n_rows, "new": self.n_new, "failed": self.n_failed}
+
+    def __repr__(self) -> str:
+        return self.text()
 
 
 def sweep(

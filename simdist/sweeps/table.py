@@ -90,7 +90,7 @@ class ResultRow:
         return *self.place, self.source, bool(self.run)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Table:
     """Results and their common properties.
 
@@ -125,6 +125,9 @@ class Table:
         from simdist import plot
 
         return plot(self)
+
+    def __repr__(self) -> str:
+        return f"<results: {len(self.results):,} rows, {self.n_missing:,} missing, {self.n_failed:,} failed>"
 
     def _repr_html_(self) -> str:
         from simdist import html_of

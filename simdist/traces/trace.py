@@ -39,7 +39,7 @@ _CheckedT = TypeVar("_CheckedT")
 _WRITERS = "`simdist simulate -o RUN` writes one, `torchrun ... -m real RUN` a measured one"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trace:
     """Times of each operation instance on each rank.
 
@@ -195,6 +195,9 @@ class Trace:
         from simdist import plot
 
         return plot(self)
+
+    def __repr__(self) -> str:
+        return f"<trace of {self.plan.name}: {self.plan.world_size:,} ranks, {self.makespan_s:.4g} s, by {self.source}>"
 
     def _repr_html_(self) -> str:
         from simdist import html_of

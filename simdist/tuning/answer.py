@@ -90,7 +90,7 @@ class Searched:
         return len(self.evaluated)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tuned:
     """Result of a search.
 
@@ -228,6 +228,9 @@ class Tuned:
         from simdist import plot
 
         return plot(self)
+
+    def __repr__(self) -> str:
+        return self.text()
 
     def _repr_html_(self) -> str:
         from simdist import html_of

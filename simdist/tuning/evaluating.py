@@ -12,7 +12,7 @@ single runs then count; see `simdist.studies.resampling`.
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, final
 
 import numpy as np
@@ -233,10 +233,10 @@ class Finalist:
     """
 
     schedule: Schedule
-    facts: Facts
+    facts: Facts = field(repr=False)
     breaches: tuple[Breach, ...]
     row: Row
-    measured: ScheduleTimes
+    measured: ScheduleTimes = field(repr=False)
     search_step_s: float
     micro_batches: int
     checkpoint: CheckpointSettings | None

@@ -59,7 +59,7 @@ _SEEDS = 5
 _Train = Callable[[Sequence[TimedSchedule]], Sequence[Learned]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Raced:
     """Result of a search by time to a target.
 
@@ -159,6 +159,9 @@ class Raced:
         if its.lr_factor == 1:
             return lines
         return f"{lines}\n# with {its.lr_factor:g} times the learning rate of the task"
+
+    def __repr__(self) -> str:
+        return self.text()
 
 
 def race(

@@ -40,14 +40,15 @@ LAYERS: dict[str, str] = {
     "simdist.drafts": "configurations cost errors files jobs plan runs scenario schedules settings studies traces",
     "simdist.sweeps": "engines errors files jobs machine plan runs scenario schedules settings studies traces",
     "simdist.learning": "engines errors files jobs plan proof runs scenario schedules settings studies traces",
-    "simdist.whatif": "cost engines errors files plan runs scenario schedules settings studies traces",
-    "simdist.profiles": "cost engines errors files jobs machine plan runs scenario schedules settings studies traces"
-    " whatif",
+    "simdist.stragglers": "cost engines errors files plan runs scenario schedules settings studies traces",
+    "simdist.profiles": "cost engines errors files jobs machine plan runs scenario schedules settings stragglers"
+    " studies traces",
     "simdist.tuning": "cost errors learning plan runs scenario schedules settings studies traces",
     "simdist.testing": "cost engines errors plan runs scenario schedules tuning",
-    "simdist.report": "errors files jobs learning plan runs scenario settings studies sweeps traces tuning whatif",
+    "simdist.report": "errors files jobs learning plan runs scenario settings stragglers studies sweeps traces tuning",
+    "simdist.questions": "errors jobs learning machine profiles runs scenario stragglers studies sweeps tuning",
     "simdist.cli": "chakra configurations cost drafts engines errors files jobs learning machine plan profiles progress"
-    " proof report runs scenario schedules settings studies sweeps traces tuning whatif",
+    " proof report runs scenario schedules settings stragglers studies sweeps traces tuning",
 }
 
 # Executors of plans know plans and traces. How schedules, scenarios and costs become plans, only those know that

@@ -40,6 +40,7 @@ from simdist.runs import run_directory
 from simdist.runs.building import delays as delays_of
 from simdist.scenario import Range, dump_cluster, load, loads
 from simdist.scenario.by_name import read_cluster
+from simdist.stragglers import find_gains, find_slowdown
 from simdist.studies.comparison import Row, compare, frame
 from simdist.studies.data_knobs import knob_effects
 from simdist.studies.epochs import find_epochs
@@ -48,7 +49,6 @@ from simdist.traces import waiting
 from simdist.traces.breakdown import break_down
 from simdist.traces.reads import expected
 from simdist.traces.trace import Trace
-from simdist.whatif import find_gains, find_slowdown
 
 dictionary = load_script(ROOT / "tools" / "dictionary.py")
 PAGE = dictionary.PAGE

@@ -153,7 +153,8 @@ LARGE_CLASSES: dict[str, int] = {
 }
 
 # Names that say the same in each package: a command, a format, an interface.
-SHARED_NAMES: dict[str, str] = {}
+_ASKED = "that of simdist takes plain arguments and calls the package's"
+SHARED_NAMES: dict[str, str] = {"learn": _ASKED, "sweep": _ASKED, "tune": _ASKED}
 # Names that still mean two things. An entry goes when one of them has another name or an underscore.
 AMBIGUOUS_NAMES: set[str] = {
     "ALONE",

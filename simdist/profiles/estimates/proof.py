@@ -21,8 +21,8 @@ from simdist.profiles.kineto.columns import Floats
 from simdist.runs.building import build
 from simdist.scenario import Scenario
 from simdist.scenario.facts import MOST_ERROR, Lost
+from simdist.stragglers.slowdown import typical_step_s
 from simdist.traces.breakdown import break_down
-from simdist.whatif.slowdown import typical_step_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from commandline import SMALL, Answer, call, edited, write
 from straggling_jobs import analysed, job
 
 from simdist.runs import run_directory
+from simdist.stragglers import Gain, Gains, find_pattern
+from simdist.stragglers.verdict import verdict_sentence
 from simdist.studies.resampling import ResampledRecording
 from simdist.traces.trace import Trace
-from simdist.whatif import Gain, Gains, find_pattern
-from simdist.whatif.verdict import verdict_sentence
 
 REPORT = """\
 sync: 8 ranks, 12 steps; simulated by fast

@@ -23,13 +23,13 @@ from simdist.report.page.packing import rows_of_streams
 from simdist.report.timeline import timeline_figure
 from simdist.runs import building
 from simdist.scenario import loads as read_scenario
+from simdist.stragglers.ideal import ideal
+from simdist.stragglers.recording import measured_delays
 from simdist.studies.epoch_bounds import epoch_limits
 from simdist.studies.validation import validate
 from simdist.traces.breakdown import break_down
 from simdist.traces.chrome import chrome_trace
 from simdist.traces.waiting import attribute_waiting
-from simdist.whatif.ideal import ideal
-from simdist.whatif.recording import measured_delays
 
 EIGHTH = Lane("eighth", "comm", "eighth")
 SCENARIO = read_scenario(

@@ -11,7 +11,7 @@ from simdist.profiles.job.kind import find_kind
 from simdist.profiles.job.step_budget import step_budget
 from simdist.profiles.steps.ranks import profile_rank
 from simdist.scenario import Imported, Scenario, dump, loads
-from simdist.whatif.gains import Gains, find_gains
+from simdist.stragglers.gains import Gains, find_gains
 
 EIGHT = {"distributedInfo": GPU["distributedInfo"], "deviceProperties": [{"id": n, "name": "H200"} for n in range(8)]}
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"

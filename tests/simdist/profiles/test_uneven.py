@@ -10,7 +10,7 @@ from profiled_jobs import Delay, Truth, profiles_of, without_input
 
 from simdist.profiles import ImportedJob, import_job
 from simdist.runs.building import build
-from simdist.whatif import find_slowdown
+from simdist.stragglers import find_slowdown
 
 JOB = without_input(n_ranks=4, n_steps=24, jitter=0.02)
 CELLS = [(rank, step) for rank in range(4) for step in range(24)]

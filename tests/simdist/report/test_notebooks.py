@@ -16,6 +16,7 @@ from simdist.learning.summary import Learned
 from simdist.learning.timing import TimedSchedule
 from simdist.runs.building import delays
 from simdist.scenario import load
+from simdist.stragglers import find_gains, find_slowdown
 from simdist.studies.data_knobs import knob_effects
 from simdist.studies.epochs import find_epochs
 from simdist.studies.measuring import ScheduleTimes
@@ -26,7 +27,6 @@ from simdist.traces.breakdown import STATES, break_down
 from simdist.traces.waiting import attribute_waiting
 from simdist.tuning import Constraints, TuneOptions
 from simdist.tuning.tuning import tune
-from simdist.whatif import find_gains, find_slowdown
 
 ROOT = Path(__file__).parents[3]
 JOB = load(ROOT / "docs" / "examples" / "first.yaml").changed(steps=8, schedules=["sync", "local-4"])

@@ -12,6 +12,7 @@ from simdist.errors import ScenarioError
 from simdist.runs.building import build
 from simdist.scenario import loads
 from simdist.schedules import LocalSGD, Sync
+from simdist.stragglers import find_gains
 from simdist.studies import measuring
 from simdist.studies.comparison import find_baseline
 from simdist.studies.resampling import WORTHWHILE, Runs
@@ -20,7 +21,6 @@ from simdist.tuning.evaluating import Evaluated, Evaluator
 from simdist.tuning.searching import search, starts
 from simdist.tuning.space import Space, space
 from simdist.tuning.verdict import culprits
-from simdist.whatif import find_gains
 
 TRANSIENT = "{kind: transient, probability: 10%, delay: 50 ms}"
 LONGER = ("steps: 12", "steps: 48")

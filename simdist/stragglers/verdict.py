@@ -19,9 +19,9 @@ import numpy as np
 
 from simdist.plan.text import ranks_named
 from simdist.settings.units import format_share
+from simdist.stragglers.gains import Gain, Gains
+from simdist.stragglers.slowdown import Slowdown
 from simdist.studies.resampling import WORTHWHILE
-from simdist.whatif.gains import Gain, Gains
-from simdist.whatif.slowdown import Slowdown
 
 _Shape: TypeAlias = Literal["even", "persistent", "transient", "simultaneous", "unknown"]
 

@@ -4,8 +4,8 @@
 disturbances of a job.
 """
 
-from simdist.whatif.gains import Gain, Gains, find_gains
-from simdist.whatif.slowdown import Loss, Slowdown, find_slowdown
-from simdist.whatif.verdict import Pattern, find_pattern
+from simdist.stragglers.gains import Gain, Gains, find_gains
+from simdist.stragglers.slowdown import Loss, Slowdown, find_slowdown
+from simdist.stragglers.verdict import Pattern, find_pattern
 
 __all__ = ["Gain", "Gains", "Loss", "Pattern", "Slowdown", "find_gains", "find_pattern", "find_slowdown"]

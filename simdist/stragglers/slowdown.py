@@ -1,7 +1,7 @@
 """Slowdown that stragglers cause in a job, and the share of each rank, node, step and operation.
 
 T is the time of the job, replayed with the durations of its trace. T_ideal is replayed with the ideal duration of each
-operation (see `simdist.whatif.ideal`).
+operation (see `simdist.stragglers.ideal`).
 
     slowdown                     S   = T / T_ideal
     share of the time lost             1 - 1 / S
@@ -28,11 +28,7 @@ from numpy.typing import NDArray
 
 from simdist.engines.replay import Timing, step_end_s, timing
 from simdist.errors import TraceError
-from simdist.studies.columns import frame_of_records
-from simdist.traces.trace import Trace
-from simdist.traces.waiting import first_steps
-from simdist.traces.waiting import step_end_s as traced_end_s
-from simdist.whatif.ideal import (
+from simdist.stragglers.ideal import (
     CHANNELS,
     Cause,
     Contributor,
@@ -44,6 +40,10 @@ from simdist.whatif.ideal import (
     shuffled,
     simultaneous,
 )
+from simdist.studies.columns import frame_of_records
+from simdist.traces.trace import Trace
+from simdist.traces.waiting import first_steps
+from simdist.traces.waiting import step_end_s as traced_end_s
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,7 +77,7 @@ class Loss:
     lost_s: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Slowdown:
     """The analysis of one trace. Seconds are per step unless they have an axis of steps.
 
@@ -172,6 +172,12 @@ class Slowdown:
         from simdist import plot
 
         return plot(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"<slowdown {self.replayed_s / self.ideal_s:.3g}: {self.replayed_s:.4g} s per step, {self.ideal_s:.4g} s "
+            f"without stragglers>"
+        )
 
     def _repr_html_(self) -> str:
         from simdist import html_of

@@ -15,8 +15,8 @@ from simdist.plan import AllReduce, Delay, Forward
 from simdist.plan.group import Group
 from simdist.runs.building import build, delays
 from simdist.scenario import Recorded, Scenario, loads
-from simdist.whatif import Slowdown, find_pattern, find_slowdown
-from simdist.whatif.recording import measured_delays, only_steps, with_recording
+from simdist.stragglers import Slowdown, find_pattern, find_slowdown
+from simdist.stragglers.recording import measured_delays, only_steps, with_recording
 
 FORWARD_S, BACKWARD_S, COMM_S = 0.02, 0.04, 0.006
 COMPUTE_S = FORWARD_S + BACKWARD_S

@@ -74,7 +74,7 @@ class Gain:
         return self.is_faster and not self.problem and (self.interval is None or self.interval[0] > 1 + _ROUNDING)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Gains:
     """Gains of other schedules.
 
@@ -133,6 +133,10 @@ class Gains:
         from simdist import plot
 
         return plot(self)
+
+    def __repr__(self) -> str:
+        rows = (f"{each.schedule}: {each.speedup:.2f}" for each in self.rows)
+        return f"<speed-up over {self.baseline}, {self.baseline_step_s:.4g} s per step: {', '.join(rows)}>"
 
     def _repr_html_(self) -> str:
         from simdist import html_of

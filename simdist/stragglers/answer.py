@@ -8,16 +8,24 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 from simdist.cost import Costs
+from simdist.engines.observers import WholeTrace
 from simdist.engines.replay import Timing, timing
-from simdist.errors import RunError, naming
+from simdist.engines.run import run
+from simdist.errors import PlanError, RunError, naming
 from simdist.plan.ops import Channel
 from simdist.plan.text import ranks_named
 from simdist.runs import run_directory
-from simdist.runs.building import price_of
+from simdist.runs.building import build, delays, live_of, price_of
 from simdist.scenario import Imported, Scenario
 from simdist.schedules import Schedule
 from simdist.settings.base import picked, plural
 from simdist.settings.units import format_seconds, format_share
+from simdist.stragglers import losses
+from simdist.stragglers.gains import Gain, Gains, find_gains
+from simdist.stragglers.losses import LOST, SLOWDOWN, STEP_COLUMNS, loss_records, slowest_text
+from simdist.stragglers.recording import as_recorded, measured_delays, only_steps, with_recording
+from simdist.stragglers.slowdown import Slowdown, find_slowdown
+from simdist.stragglers.verdict import Pattern, find_pattern, interval_text, spread_sentence, verdict_sentence
 from simdist.studies.columns import PLAIN_SPEEDUP, PLAIN_STEP_TIME, SCHEDULE, Column
 from simdist.studies.facets import GradientsUsed
 from simdist.studies.held import find_held, with_links, without_links
@@ -25,18 +33,14 @@ from simdist.studies.imported_facts import facts_record, facts_text, lost_text, 
 from simdist.studies.tables import table_text
 from simdist.traces.links import Held, link_in_words
 from simdist.traces.trace import Trace, late_shares
-from simdist.whatif import losses
-from simdist.whatif.gains import Gain, Gains, find_gains
-from simdist.whatif.losses import LOST, SLOWDOWN, STEP_COLUMNS, loss_records, slowest_text
-from simdist.whatif.recording import measured_delays, only_steps, with_recording
-from simdist.whatif.slowdown import Slowdown, find_slowdown
-from simdist.whatif.verdict import Pattern, find_pattern, interval_text, spread_sentence, verdict_sentence
 
 _Record: TypeAlias = dict[str, Any]
 #: Called with what is done, the work done and all work.
 _Progress: TypeAlias = Callable[[str, float, float], None]
 
 _MOST_LINKS = 6  # lines of a table; JSON has all
+_MOST_VALUES = 150_000_000  # of operations x ranks in a trace: 3.6 GB
+_PROBED_STEPS = 64
 _REPLAY_ERROR = 0.01
 _SIMULATION_ERROR = 0.1
 
@@ -142,7 +146,7 @@ def numbers_of(scenario: Scenario, n_steps: int) -> Sequence[int]:
     return traced[:n_steps] if len(traced) >= n_steps else range(n_steps)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class WhatifAnswer:
     """What stragglers cost a job, and what other schedules would gain.
 
@@ -252,6 +256,9 @@ class WhatifAnswer:
             **({"links": self.links} if self.links else {}),
         }
 
+    def __repr__(self) -> str:
+        return self.text()
+
     def text(self) -> str:
         """Return the analysis of a job, and what other schedules would gain, as tables."""
         document = self.document()
@@ -303,6 +310,42 @@ class WhatifAnswer:
                 f"{format_seconds(compared.baseline_step_s)} as simulated: the speed-ups are those of the simulation; "
                 f"`simdist validate` shows which operations differ"
             )
+
+
+def simulated_job(name: str, scenario: Scenario, baseline: Schedule, steps: range | None = None) -> WhatifJob:
+    """Simulate a schedule of a scenario with the delays of its seed.
+
+    Args:
+        name: Name for messages.
+        scenario: The scenario, with what it records.
+        baseline: One of its schedules.
+        steps: Places of the steps to look at; None: all.
+
+    Raises:
+        PlanError: The schedule does not fit the cluster, or the trace would not fit into memory.
+    """
+    simulated = as_recorded(scenario)
+    if steps and steps.stop < simulated.steps:
+        simulated = simulated.changed(steps=max(1, steps.stop))
+    with naming(name):
+        _refuse_large(simulated, baseline)
+        built = build(simulated, baseline)
+        live = live_of(simulated, built.costs)
+        trace = run(built.plan, built.costs, delays(simulated), observe=WholeTrace(), live=live)
+    others = tuple(schedule for schedule in scenario.schedules if schedule is not baseline)
+    return WhatifJob(name, scenario, baseline, others, trace, None, steps)
+
+
+def _refuse_large(scenario: Scenario, schedule: Schedule) -> None:
+    """Refuse what memory would not hold, before it is simulated. The first steps tell how large the others are."""
+    first = min(scenario.steps, _PROBED_STEPS)
+    plan = build(scenario.changed(steps=first), schedule).plan
+    n_values = plan.n_instances * plan.world_size * scenario.steps // first
+    if n_values > _MOST_VALUES:
+        raise PlanError(
+            f"{n_values:,} operations on all ranks are more than {_MOST_VALUES:,}, what memory holds: look at fewer "
+            f"steps, e.g. --steps 0:{max(1, scenario.steps * _MOST_VALUES // n_values)}"
+        )
 
 
 def answer_whatif(

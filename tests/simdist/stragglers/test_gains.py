@@ -11,9 +11,9 @@ from simdist.errors import ScenarioError
 from simdist.runs.building import build, delays
 from simdist.scenario import Recorded, Scenario
 from simdist.schedules import LocalSGD, Schedule, Sync
+from simdist.stragglers import Gain, Gains, find_gains
 from simdist.studies.measuring import measure
 from simdist.studies.resampling import ResampledRecording
-from simdist.whatif import Gain, Gains, find_gains
 
 SYNC = Sync()
 PAUSES = "{kind: transient, probability: 5%, delay: 100 ms}"
