@@ -153,24 +153,36 @@ LARGE_CLASSES: dict[str, int] = {
 }
 
 # Names that say the same in each package: a command, a format, an interface.
-_ASKED = "that of simdist takes plain arguments and calls the package's"
-SHARED_NAMES: dict[str, str] = {"learn": _ASKED, "sweep": _ASKED, "tune": _ASKED, "validate": _ASKED}
+_ASKED = "simdist.NAME takes plain arguments and calls the package's"
+SHARED_NAMES: dict[str, str] = {
+    "learn": _ASKED,
+    "sweep": _ASKED,
+    "tune": _ASKED,
+    "validate": _ASKED,
+    "Floats": "an array of float64",
+    "KINDS": "all kinds of what the package describes",
+    "Progress": "a function that is called with how much is done",
+    "find": "the entry of a registry that has a name",
+    "frame": "a pandas table of the package's results",
+    "load": "what the package describes, from a file, as in json",
+    "loads": "what the package describes, from text, as in json",
+    "main": "the entry point of a program",
+    "names": "the names in a registry",
+    "save": "what the package makes, to a file",
+}
 # Names that still mean two things. An entry goes when one of them has another name or an underscore.
 AMBIGUOUS_NAMES: set[str] = {
     "ALONE",
     "Batch",
     "COLUMNS",
     "CollectiveKind",
-    "Floats",
     "Flows",
     "HeldUp",
-    "KINDS",
     "Kind",
     "Load",
     "MAX_FILE_NBYTES",
     "MAX_NBYTES",
     "Order",
-    "Progress",
     "STATES",
     "Session",
     "Sharing",
@@ -182,14 +194,8 @@ AMBIGUOUS_NAMES: set[str] = {
     "columns",
     "combined",
     "compared",
-    "find",
-    "frame",
     "is_log",
     "joined",
-    "load",
-    "loads",
-    "main",
-    "names",
     "only_steps",
     "path",
     "placed",
@@ -200,7 +206,6 @@ AMBIGUOUS_NAMES: set[str] = {
     "read_table",
     "reduced",
     "run",
-    "save",
     "sentences",
     "spread",
     "step_end_s",
