@@ -6,7 +6,8 @@
 
 BEFORE and AFTER are folders that hold `simdist/`, such as worktrees of two commits, or files that --keep wrote. Each
 runs the same commands on the same scenarios, tables, traces and recorded runs: as text, as JSON, and the files that
-they write. A command that differs is listed; --show prints the lines. Scenarios come from this clone, or from --inputs.
+they write. A command that differs is listed; --show prints the lines. Each tree reads its own scenarios, as their keys
+may have other names, or those of --inputs.
 Runs are shortened, so that all of it takes minutes: see `_MAX_STEPS`. --quick runs each command once or twice, on a
 scenario with every kind of schedule.
 
@@ -307,7 +308,7 @@ def digest(path: Path) -> str:
 def timeless(text: str) -> str:
     """Return a text without what differs from run to run."""
     text = re.sub(r"^[^\n]*: \d+%(, [^\n]* (so far|left))?\n", "", text, flags=re.M)  # progress
-    text = re.sub(r"[\d.]+ [kMGT]?B are free", "SIZE are free", text)
+    text = re.sub(r"[\d.]+ [kMGT]?B (are free|of memory)", r"SIZE \1", text)
     text = re.sub(r'"(wall|elapsed|cpu|training)_s": [\d.e+-]+', r'"\1_s": TIME', text)
     return re.sub(r"\b20\d\d-\d\d-\d\d([ T]\d\d:\d\d(:\d\d)?(\.\d+)?(Z|[+-]\d\d:\d\d| UTC)?)?", "DATE", text)
 
@@ -394,7 +395,8 @@ def of(tree: Path, part: str, options: argparse.Namespace) -> dict[str, Any]:
         RuntimeError: It fails, or takes longer than an hour.
     """
     command = [sys.executable, str(Path(__file__).resolve()), "--part", part, "--only", options.only]
-    command += ["--inputs", str(options.inputs.resolve()), *(["--quick"] if options.quick else [])]
+    inputs = options.inputs or (tree if (tree / "docs/examples").is_dir() else ROOT)
+    command += ["--inputs", str(inputs.resolve()), *(["--quick"] if options.quick else [])]
     if options.foreign:
         command += ["--foreign", str(options.foreign.resolve())]
     settings = {"COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -494,7 +496,7 @@ def main(args: list[str]) -> int:
     parser.add_argument("--only", default="", metavar="PART", help="only commands that contain this text")
     parser.add_argument("--quick", action="store_true", help="each command once or twice, on every kind of schedule")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes at a time")
-    parser.add_argument("--inputs", type=Path, default=ROOT, metavar="CLONE", help="whose scenarios, if not this one's")
+    parser.add_argument("--inputs", type=Path, metavar="CLONE", help="take scenarios from here, not from each tree")
     parser.add_argument("--foreign", type=Path, metavar="FOLDER", help="import each folder of traces in it, too")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="write what the one tree gives")
     parser.add_argument("--times", action="store_true", help="print the CPU seconds of the commands of the last tree")
