@@ -171,11 +171,7 @@ def _record(planned: PlannedSchedule, times: ScheduleTimes, done: _Simulated, fi
     Columns:
         schedule (str): Label.
         step_s (float): Makespan / steps.
-        compute_s (float): The compute stream works.
-        comm_s (float): Exposed communication.
-        wait_s (float): Waiting for other ranks.
-        io_s (float): Loading, staging, saving.
-        host_s (float): The host is late or asleep.
+        compute_s, comm_s, wait_s, io_s, host_s (float): Its states.
         makespan_s (float): Until the last rank is done.
         steps (int): Steps.
         engine (str): `fast` or `des`.
@@ -184,8 +180,7 @@ def _record(planned: PlannedSchedule, times: ScheduleTimes, done: _Simulated, fi
         trace (str or null): File written.
         links_s (object): Only where links held ranks up: link, such as `nic_out[3]`, -> seconds (float) of `comm_s` and
             `io_s`.
-        gradients_used (float): Only below 1: share of the batches that contribute to updates. Ranks that sit out or
-            arrive too late lose the rest.
+        gradients_used (float): Only below 1: share of the batches that contribute to updates.
         late (object): Only where ranks are too late for at least 90 % of the updates: rank -> that share (float).
     """
     return {

@@ -65,9 +65,8 @@ class Setting:
         """Return it as JSON.
 
         Columns:
-            setting (str): Name.
-            value (str): As the file has it.
-            source (str): Option, answer, environment variable or program that states it, or `guess`.
+            setting, value (str): Name and value, as in the file.
+            source (str): Option, answer, variable or program that states it, or `guess`.
             guessed (bool): Nothing states it.
         """
         return {"setting": self.name, "value": self.value, "source": self.source, "guessed": self.is_guessed}
@@ -216,9 +215,9 @@ class Draft:
         Columns:
             scenario (str): File written.
             settings (list): "A setting of a new scenario".
-            next (str): Command to run next.
+            next (str): Next command.
             model (object): Only with a PyTorch model: "A counted model".
-            calibrations (list): Only with tables of nccl-tests: "A calibration", for each.
+            calibrations (list): Only with tables of nccl-tests: "A calibration".
         """
         found: dict[str, object] = {"scenario": str(self.output)}
         found |= {"settings": [each.document() for each in self.settings], "next": self.following}

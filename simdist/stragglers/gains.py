@@ -105,9 +105,8 @@ class Gains:
 
         Columns:
             schedule (str): Label.
-            step_s (float64): Seconds per step, averaged over runs.
-            speedup (float64): Over the baseline.
-            speedup_low, speedup_high (float64): Ends of its interval; NaN without one.
+            step_s (float64): Averaged over runs.
+            speedup, speedup_low, speedup_high (float64): Over the baseline, and the ends of its interval, or NaN.
             engine (str): `fast` or `des`; empty for the baseline.
             gradients_used (float64): Share of the batches that contribute to updates.
         """

@@ -155,8 +155,7 @@ class Slowdown:
         """Return one row per rank.
 
         Columns:
-            rank (int64): Rank.
-            node (int64): Its node.
+            rank, node (int64): Rank and its node.
             slowdown (float64): Slowdown if only this rank is as traced and all others are ideal.
             lost_s (float64): What it alone adds to an ideal step.
         """

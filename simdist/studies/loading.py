@@ -100,15 +100,14 @@ class LoadingCost:
 
         Columns:
             schedule (str): Label.
-            run (str or null): Its directory.
+            run (str or null): Directory.
             digest (str): Digest of the plan.
-            traces (list): The simulated and the measured trace, where present: "The loading of a trace".
+            traces (list): "The loading of a trace", simulated and measured, where present.
             errors (list): Of a measured run: "The error of an epoch".
-            hits_identical (bool or null): Every load on every rank read as many samples and bytes from each level as
-                the plan says. `null` without `real-reads.npz`.
-            hits_differences (list or null): A sentence (str) for each level that differs. `null` without
+            hits_identical (bool or null): Every load read what the plan says from each level. `null` without
                 `real-reads.npz`.
-            limits (list): For staging, if any, and for every epoch: "Lower bounds of an epoch".
+            hits_differences (list or null): A sentence (str) for each level that differs. `null` likewise.
+            limits (list): "Lower bounds of an epoch", also of staging.
             knobs (object or null): With `--knobs`: "Knobs".
         """
         source = self.source
@@ -206,9 +205,9 @@ def _knobs_document(turned: KnobEffects) -> _Record:
     """Return knobs as JSON.
 
     Columns:
-        seconds (float): Staging and epochs of the schedule as it is.
-        waiting_s (float): Staging and stalls in that time.
-        effects (list): "Effect of a knob", for each knob.
+        seconds (float): Staging and epochs as they are.
+        waiting_s (float): Staging and stalls in that.
+        effects (list): "Effect of a knob".
         missing (object): Knob -> the part of the scenario (str) that it needs.
     """
     effects = [asdict(effect) for effect in turned.effects]
@@ -221,7 +220,7 @@ def _trace_document(which: str, found: Epochs) -> _Record:
     Columns:
         which (str): `simulated` or `measured`.
         source (str): Program that wrote the trace.
-        staging_s (float): Time before the first epoch in which files are staged in.
+        staging_s (float): Time of staging before the first epoch.
         epochs (list): "An epoch of a trace".
     """
     epochs = [_epoch_record(epoch) for epoch in found.epochs]
@@ -232,13 +231,12 @@ def _epoch_record(epoch: Epoch) -> _Record:
     """Return an epoch of a trace as JSON.
 
     Columns:
-        epoch (int): Number.
-        steps (int): Number of its steps.
-        seconds (float): From the end of the previous epoch, or of staging, until the last rank ended its last step.
+        epoch, steps (int): Number of the epoch, and of its steps.
+        seconds (float): From the end of the previous epoch, or of staging.
         stall_s (float): Stalls of the slowest rank of each step.
-        stall_share (float): `stall_s` as a share of the epoch.
+        stall_share (float): Their share of the epoch.
         mean_stall_s (float): Stalls averaged over ranks.
-        hidden (bool): Compute hides the loading: less than 1 % of the epoch is stalled.
+        hidden (bool): Less than 1 % of the epoch is stalled.
         hits (object): Share of the samples (float) from `memory`, `peer` (another node's memory), `disk` and `storage`.
         samples (object): Samples (int) from each level, over all ranks.
         nbytes (object): Bytes (int) from each level: of files for disk and storage, of decoded samples for memory and
@@ -263,9 +261,9 @@ def _limits_record(each: EpochLimits) -> _Record:
             `network`: NICs and switch, gradients included. `disk`, `memory`. `decoding`: workers, cores. `reading`:
             threads of a rank.
         storage_nbytes (float): Bytes read from storage.
-        next_limit (str): Name of the largest limit that remains with unlimited storage bandwidth.
+        next_limit (str): Largest limit with unlimited storage bandwidth.
         needed_Bps (float or null): Bandwidth at which the busiest storage server takes as long as `next_limit`. `null`
-            where nothing is read from it or nothing else takes time.
+            where it is not needed.
     """
     own = ("epoch", "least_s", "storage_nbytes", "needed_Bps")
     return picked(each, *own, limit="name", next_limit="next_name", least_s_by_limit="seconds")
