@@ -607,7 +607,7 @@ def test_docstrings_give_columns_their_types_meanings_and_links() -> None:
     assert first == dictionary.Columns(("which",), "str", "`simulated` or `measured`.")
     shared = dictionary.columns("simdist.studies.ranking.SummaryRow")[1]
     assert shared == dictionary.Columns(("simulated_s", "measured_s"), "float", "Makespan.")
-    marker = "<!-- columns simdist.studies.run_collectives.RunCollectives.document -->\n<!-- end -->"
+    marker = "<!-- columns simdist.studies.run_collectives.RunCollectives.document -->\n"
     assert "[The collectives of a trace](#the-collectives-of-a-trace)" in dictionary.updated(
         f"### The collectives of a trace\n\n{marker}"
     )
@@ -615,9 +615,7 @@ def test_docstrings_give_columns_their_types_meanings_and_links() -> None:
 
 def test_a_marker_without_such_a_docstring_is_an_error() -> None:
     with pytest.raises(LookupError, match="no section Columns of rows:"):
-        dictionary.updated(
-            "<!-- columns simdist.studies.run_collectives.RunCollectives.document rows -->\n<!-- end -->"
-        )
+        dictionary.updated("<!-- columns simdist.studies.run_collectives.RunCollectives.document rows -->\n")
 
 
 def test_frames_that_have_the_columns_of_a_command_have_all_of_them(study: Study) -> None:
