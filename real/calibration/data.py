@@ -162,11 +162,11 @@ class DataRates:
 
     Args:
         storage_Bps: All ranks together.
-        client_Bps, disk_read_Bps, disk_write_Bps, memory_Bps: The ranks of a node together.
+        client_Bps, disk_read_Bps, disk_write_Bps, memory_Bps: Ranks of a node together.
         open_s, disk_s: Seconds of a file besides its bytes, from storage and from disk.
         request_s: Seconds of a request to another node besides its bytes, if there is one.
         decode_s: CPU seconds of a sample.
-        storage_caches: Caches that the storage's files came from, in words.
+        storage_caches: Caches behind the storage, in words.
     """
 
     storage_Bps: float

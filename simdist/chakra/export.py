@@ -348,7 +348,7 @@ class Exported:
             steps (int): Steps written.
             traces, groups (str): Pattern of the files, and file with the ranks of process groups.
             size (int): Bytes of all traces.
-            cautions (list): What consumers of the traces do not see.
+            cautions (list): What the traces do not show.
         """
         plan = self.export.plan
         return {

@@ -1,8 +1,7 @@
 """`simdist presets`.
 
 Columns:
-    kind (str): `clusters`, `workloads` or `scenarios`.
-    name, path (str): Name and file.
+    kind, name, path (str): `clusters`, `workloads` or `scenarios`; name; file.
     settings (object): The file, with the keys of a scenario.
 """
 
@@ -104,11 +103,9 @@ def _cluster(name: str) -> _Facts:
     """Return a cluster that ships as JSON.
 
     Columns:
-        name (str): Name in a scenario.
+        name, device, source (str): Name, GPU, source of its numbers.
         ranks, nodes, gpus_per_node (int): Ranks, machines, ranks of a machine.
-        device (str): GPU.
-        network_Bps (float or null): Line rate of a NIC. `null`: unlimited.
-        source (str): Source of its numbers.
+        network_Bps (float or null): Line rate of a NIC.
     """
     cluster = load_cluster(presets.path("clusters", name))
     return {
@@ -122,11 +119,9 @@ def _workload(name: str) -> _Facts:
     """Return a workload that ships as JSON.
 
     Columns:
-        name (str): Name in a scenario.
-        parameters, nbytes (int): Elements and size of all tensors.
-        tensors (int): Number of tensors.
+        name, source (str): Name, source of its numbers.
+        tensors, parameters, nbytes (int): Number of tensors, elements, size.
         batch_size (int): Samples per GPU and pass.
-        source (str): Source of its numbers.
     """
     workload = load_workload(presets.path("workloads", name))
     return {

@@ -1,8 +1,7 @@
 """`simdist trace`.
 
 Columns:
-    trace (str): File read.
-    chrome (str): File written, in the Trace Event Format: times in us, a rank is a process.
+    trace, chrome (str): File read; file written, in the Trace Event Format.
     plan, digest (str): Name and digest of the plan.
     source (str): Program that wrote the trace.
     steps, world_size (int): Steps and ranks.

@@ -60,8 +60,7 @@ class CalibratedLinks:
         """Return the calibration as JSON.
 
         Columns:
-            file (str): Output of nccl-tests.
-            op (str): Collective, or `sendrecv`.
+            file, op (str): Output of nccl-tests; collective or `sendrecv`.
             nodes, gpus_per_node (int): Machines, and ranks of one.
             rows (list): "A size of a table".
             notes (list): What the table does not show.
@@ -113,10 +112,9 @@ def _rows(table: NcclTable, before: Cluster, after: Cluster) -> list[dict[str, o
 
     Columns:
         nbytes (int): Size of the whole buffer.
-        measured_s (float): Measured out of place.
-        busbw_Bps (float): Measured bus bandwidth.
-        simulated_s, error (float): Time with the cluster as given, and its error.
-        calibrated_s, calibrated_error (float): Time with the calibrated cluster, and its error.
+        measured_s, busbw_Bps (float): Measured out of place.
+        simulated_s, error, calibrated_s, calibrated_error (float): Time and error with the cluster as given, then
+            calibrated.
     """
     n = 2 if table.op == "sendrecv" else before.world_size
     found: list[dict[str, object]] = []

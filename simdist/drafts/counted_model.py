@@ -52,11 +52,9 @@ class CountedModel:
         """Return what was counted as JSON.
 
         Columns:
-            model (str): Module and function.
+            model, dtype (str): Module and function; type of most elements.
             parameters, nbytes (int): Elements and size of all trained tensors.
-            dtype (str): Type of most.
-            frozen_parameters (int): Elements that are neither trained nor exchanged.
-            buffers_nbytes (int): Size of buffers, which are not exchanged.
+            frozen_parameters, buffers_nbytes (int): Frozen elements and size of buffers, which are not exchanged.
             flops (float or null): Forward FLOPs per sample. `null` without a sample.
             batch_size (int or null): Samples of the returned batch, if any.
             sample_nbytes (int): Size of a sample. 0: unknown.

@@ -66,7 +66,7 @@ class Setting:
 
         Columns:
             setting, value (str): Name and value, as in the file.
-            source (str): Option, answer, variable or program that states it, or `guess`.
+            source (str): What states it, or `guess`.
             guessed (bool): Nothing states it.
         """
         return {"setting": self.name, "value": self.value, "source": self.source, "guessed": self.is_guessed}
@@ -213,9 +213,8 @@ class Draft:
         """Return the answer as JSON.
 
         Columns:
-            scenario (str): File written.
+            scenario, next (str): File written, next command.
             settings (list): "A setting of a new scenario".
-            next (str): Next command.
             model (object): Only with a PyTorch model: "A counted model".
             calibrations (list): Only with tables of nccl-tests: "A calibration".
         """

@@ -81,8 +81,8 @@ def learning_document(
         target (str or null): In words.
         target_value (float or null): Its value.
         evaluate_every (int): Steps between evaluations.
-        title, meaning (str): Title of the table, meaning of its columns.
-        metric (str): Metric of the target, or the training loss, in words.
+        title, meaning, metric (str): Title of the table; meaning of its columns; metric of the target, or training
+            loss.
         rows (list): "A schedule that learns".
         sentences (list): What the rows do not show (str).
         curves (list): "A curve of a schedule that learns".

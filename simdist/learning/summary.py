@@ -103,18 +103,15 @@ def learned_row(one: Learned, base: Learned, target: Target | None) -> dict[str,
         lr_factor (float): Factor of the task's learning rate.
         runs, reached (int): Runs, one for each seed, and those that reach the target.
         step_s, speedup (float): Simulated, per step.
-        steps_to_target (float or null): Steps until the evaluation that finds the target reached. `null` if a run does
-            not reach it.
-        target_s (float or null): Simulated seconds until then.
-        target_speedup (float or null): Speed-up in that time, paired by seeds.
+        steps_to_target, target_s, target_speedup (float or null): Steps and simulated seconds until all runs reach the
+            target, and the speed-up in that time, paired by seeds.
         final (float or null): Metric, or training loss, at the last evaluation.
         step_s_ci95, speedup_ci95, steps_to_target_ci95, target_s_ci95, target_speedup_ci95, final_ci95 (list or null):
             Intervals.
-        final_ranks (list or null): Lowest and highest metric of ranks' own models at the last evaluation, means over
-            seeds. Not of the training loss.
-        drift (float or null): Distance of ranks' parameters from their average, as a share of its norm, at most.
-        curvature (float or null): Curvature of the loss along the largest drift: averaging lowered the loss by
-            curvature x drift^2 / 2.
+        final_ranks (list or null): Lowest and highest `final` metric of ranks' own models.
+        drift (float or null): Largest distance of ranks' parameters from their average, as a share of its norm.
+        curvature (float or null): Curvature of the loss along it: averaging lowered the loss by curvature x drift^2 /
+            2.
         noise_scale (float or null): Last gradient noise scale in samples, median of seeds.
 
     Args:

@@ -72,9 +72,8 @@ def summary_document(summary: JobSummary) -> dict[str, object]:
     """Return what a summary of collectives shows as JSON.
 
     Columns:
-        n_steps (int): Steps.
+        n_steps, n_gathered_again (int): Steps, and units gathered again for the backward pass.
         units (object): Elements of a unit (str) -> units of that size (int).
-        n_gathered_again (int): Units gathered again for the backward pass.
         late_rank (int or null): The rank that comes last most often.
         late_s (float): How long the others wait for it in a step, median of ranks.
         collectives (list): "Collectives in a summary".
@@ -121,16 +120,14 @@ def import_document(imported: ImportedJob, written: Sequence[Path]) -> dict[str,
         stragglers (list): "A straggler in the traces".
         repeated (list): "A repeated delay".
         common (list): "A delay of all ranks at once".
-        noise (object): Delays within the noise of all: `count` (int) of ranks and steps, `seconds` (float) in sum,
-            `told_from_s` (object): channel -> how late (float or null) a further delay must be to stand out.
-        uneven (list or null): 5th and 95th percentile (float) of the time of batches relative to the median, if passes
-            differ in proportion.
-        lost (object): "Shares of a step that are lost": simulated, or, if the scenario leaves out more than 2 % of the
-            job, from the latest rank of each step.
-        clock_skew_s (float): Largest difference between the clocks of ranks, which is corrected.
-        clock_residual_s (float): Difference between ranks in the end of a collective then, median.
-        notes (list): What the traces do not show, and what was assumed.
-        files (list): Files written (str).
+        noise (object): Delays within the noise of all: `count` (int), sum in `seconds` (float), `told_from_s` (object):
+            channel -> least delay (float or null) that would stand out.
+        uneven (list or null): 5th and 95th percentile (float) of the time of batches relative to the median, if their
+            work differs.
+        lost (object): "Shares of a step that are lost".
+        clock_skew_s, clock_residual_s (float): Largest difference between the clocks of ranks, corrected, and the
+            median that remains at the end of a collective.
+        notes, files (list): Assumptions, and what the traces do not show; files written (str).
 
     Columns of step:
         measured_s (float): Mean over steps and traced ranks.
@@ -140,9 +137,8 @@ def import_document(imported: ImportedJob, written: Sequence[Path]) -> dict[str,
 
     Columns of base:
         input_s (float): Until the batch is there.
-        forward_s (float): Forward pass and loss.
         host_s (float): Device idle, not for communication.
-        backward_s (float): Backward passes.
+        forward_s, backward_s (float): Forward pass and loss; backward passes.
         buckets_s (list): Seconds (float) of one pass up to each gradient bucket, from the previous one.
         optimize_s (float): Update.
         sharding_s (float): Computing of `fully_shard` itself, median.
@@ -179,8 +175,7 @@ def _sharding_record(model: ShardedModel) -> dict[str, object]:
         param_dtype, reduce_dtype (str): Types of gathered units and of reduced gradients.
         schedule (object): Settings of the schedule.
         units (list): "A unit of a sharded model", in forward order.
-        exposed_s (object): What was sent -> seconds (float) of a step in which a device meanwhile computes nothing,
-            waiting included.
+        exposed_s (object): What was sent -> exposed seconds (float) of a step, waiting included.
         doubts (list): What the traces do not show.
     """
     sharding = model.sharding
@@ -197,10 +192,9 @@ def _unit_record(model: ShardedModel, number: int) -> dict[str, object]:
 
     Columns:
         name (str): Its modules; empty for the root, and if unknown.
-        is_root (bool): It holds what the other units do not.
+        is_root, is_gathered_again, is_reduced (bool): It holds what other units do not; it is freed after the forward
+            pass; it is not frozen.
         elements (int): Elements gathered, with padding.
-        is_gathered_again (bool): Freed after the forward pass.
-        is_reduced (bool): Its gradients are reduced: it is not frozen.
         forward_s, backward_s (float): Its passes in an undisturbed step.
     """
     unit = model.sharding.units[number]
@@ -276,15 +270,14 @@ def _where_record(budget: StepBudget) -> dict[str, object]:
             kinds.
         copy_s (float): Only a copy runs.
         input_s (float): Idle, waiting for the batch.
-        queued_s (float): Idle although the next kernel was launched: it waits for an event, or for something unseen.
-        short_gap_s, long_gap_s (float): Idle until the host launches the next kernel, in gaps up to and over 0.5 ms. On
-            a CPU, between operators.
+        queued_s (float): Idle although the next kernel was launched.
+        short_gap_s, long_gap_s (float): Idle until the host launches the next kernel, in gaps up to and over 0.5 ms.
         host_pause_s (float): The same, while no thread of the host runs an operator.
         fixed_s (float): Time that no schedule of communication changes.
         removable_s (object): Bottleneck -> seconds (float) that it costs, the largest first.
         verdict (str): The largest of these, in words.
-        ranks (list): The same parts by rank, with `rank` (int) and `ahead_s` (float): median lead of its host over its
-            device at the start of a step.
+        ranks (list): The parts by `rank` (int), with `ahead_s` (float): median lead of host over device at the start of
+            a step.
     """
     columns = [f"{part.name.lower()}_s" for part in StepPart]
     return {
@@ -301,14 +294,12 @@ def _kind_record(kind: JobKind) -> dict[str, object]:
     """Return the kind of job as JSON.
 
     Columns:
-        is_modelled (bool): The scenario leaves out at most 2 % of a step. If not, `tune` and `whatif` compare no
-            schedules.
+        is_modelled (bool): The scenario leaves out at most 2 % of a step.
         names (list): Parallelism besides data parallelism (str).
         left_out (object): Kind of collective left out -> calls `per_step` (float) and `share` (float) of a step.
         fixed (list): Exchanges of no schedule, such as a gradient norm: `kind` (str), `nbytes` (int), number `per_step`
-            (float) and exposed `seconds` (float) of a step, without waiting.
-        unseen_share (float): Share of a step in which devices idle for unseen reasons.
-        share (float): Share of a step left out in all.
+            (float) and exposed `seconds` (float).
+        share, unseen_share (float): Share of a step left out in all, and idle for unseen reasons.
     """
     left_out = {each: {"per_step": calls, "share": share} for each, (calls, share) in kind.left_out.items()}
     fixed = [picked(each, "kind", "nbytes", "per_step", "seconds") for each in kind.fixed]
@@ -446,15 +437,14 @@ def _straggler(slowed: SlowedJob, straggler: Straggler) -> dict[str, object]:
         kind (str): `persistent` (in most steps) or `transient`.
         ranks (list): The rank, or the ranks of a node (int).
         node (int or null): The node, if all of its traced ranks are late together.
-        is_traced (bool): The ranks have a trace. If not, the waiting of others shows the delay, and `seconds` is a
-            lower bound.
+        is_traced (bool): The ranks have a trace. If not, `seconds` is a lower bound.
         channel (str): `host`, `compute` or `io`.
         steps (list): Steps with the delay (int).
-        seconds (float): Delay in each of these steps over a typical rank. What queued kernels hide does not count.
+        seconds (float): Exposed delay in each of these steps over a typical rank.
         growth_s (float): Steady growth of the delay per step, or 0.
         place (object or null): "The place of a delay", if known.
         factor (float or null): 1 + `seconds` as a share of the undisturbed computing (`compute`) or of the measured
-            step. `null` if that is 0.
+            step.
     """
     base_s = slowed.base.compute_s if straggler.channel == "compute" else slowed.step_s
     return asdict(straggler) | {
@@ -468,9 +458,8 @@ def _place_record(place: Place | None) -> dict[str, object] | None:
     """Return the place of a delay as JSON.
 
     Columns:
-        phase (str or null): `input`, `forward`, `backward` or `update`: what was late, or followed a pause of the host.
-            `null` if several.
-        bucket (int or null): Late gradient bucket of a backward pass, from 1. `null` if several.
+        phase (str or null): `input`, `forward`, `backward` or `update`. `null` if several.
+        bucket (int or null): Late gradient bucket, from 1. `null` if several.
         n_buckets (int): Gradient buckets of a step.
     """
     return picked(place, "phase", "bucket", "n_buckets") if place else None
@@ -601,11 +590,9 @@ def _collective(imported: ImportedJob, each: CollectiveTimes) -> dict[str, objec
         n_ranks (int): Members of a group.
         between_nodes (bool): Members are on several machines.
         calls (int): Number of calls.
-        seconds (float): From the arrival of the last member to the end, median. A low quantile if members have no
-            trace.
+        seconds (float): From the arrival of the last member to the end, median.
         wait_share (float): Share of waiting for the last member in the time of these calls.
-        predicted_s (float or null): Time on the scenario's links. `null` for unknown sizes, unevenly spaced ranks, and
-            kinds other than all_reduce (of a sharded model, also all_gather and reduce_scatter).
+        predicted_s (float or null): Time on the scenario's links, if it can be known.
     """
     found = picked(each, "kind", "nbytes", "between_nodes", "calls", "seconds", "wait_share")
     return found | {"n_ranks": len(each.group), "predicted_s": _predicted_s(imported, each)}

@@ -36,11 +36,8 @@ class ProvedPlan:
         """Return a plan as JSON.
 
         Columns:
-            schedule (str): Label.
-            digest (str): SHA-256 of the operations, hexadecimal.
-            world_size, steps (int): Ranks and steps.
-            operations (int): Operation instances of a rank.
-            bodies (int): Distinct steps.
+            schedule, digest (str): Label; SHA-256 of the operations.
+            world_size, steps, operations, bodies (int): Ranks, steps, operation instances of a rank, distinct steps.
             proved_ranks (int): Ranks that the proof followed: at most 256.
             proved (list): "Proof".
             run (str or null): Directory written.
@@ -82,16 +79,14 @@ def _record(result: Result, applied: str | None) -> dict[str, object]:
     Columns:
         steps (int): Steps with this result.
         micro_batches (int): Passes whose gradients are summed, if several.
-        gradients, parameters (object or null): The group that averages gradients, and the one that then averages
-            parameters: `size` (int, ranks) and `stride` (int, distance between members).
+        gradients, parameters (object or null): The group that averages gradients, then parameters: `size` and `stride`
+            (int, distance between members).
         late_steps (int): Steps by which the average is delayed, if any.
         tensors (list): Ranges `[first, stop]` of averaged tensors. Absent: all.
-        mixing (float): Share of its own parameters that a rank keeps; anchors make up the rest. Only with an outer
-            optimizer.
+        mixing (float): With an outer optimizer: share of its own parameters that a rank keeps.
         drop (int): Last ranks that the mean gradient leaves out, if any.
         absent (list): Ranks that sit the step out, if any.
-        applied (str): What is applied instead of the mean gradient (top-k, PowerSGD), if so. The rest is kept for the
-            next gradient.
+        applied (str): What replaces the mean gradient (top-k, PowerSGD), if so.
     """
     always = ("gradients", "parameters")
     plain = asdict(Result(result.gradients, result.parameters))

@@ -105,10 +105,8 @@ class Gains:
 
         Columns:
             schedule (str): Label.
-            step_s (float64): Averaged over runs.
-            speedup, speedup_low, speedup_high (float64): Over the baseline, and the ends of its interval, or NaN.
+            step_s, speedup, speedup_low, speedup_high, gradients_used (float64): As in "The gain of a schedule".
             engine (str): `fast` or `des`; empty for the baseline.
-            gradients_used (float64): Share of the batches that contribute to updates.
         """
         base = Gain(self.baseline, self.baseline_step_s, 1.0, None, "")
         return [

@@ -37,7 +37,7 @@ class Pattern:
         shape (str): The largest part: `persistent`, `transient` or `simultaneous`. `even` if hardly anything is lost,
             `unknown` with one step or one rank.
         persistent, transient, simultaneous (float or null): Share of the loss by the same ranks in every step, by
-            single ranks in single steps, by all ranks in the same steps. `null` if `even` or `unknown`.
+            single ranks in single steps, by all ranks in the same steps.
     """
 
     shape: _Shape

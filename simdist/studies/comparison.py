@@ -101,28 +101,25 @@ class Row:
         """Return the line as JSON has it: a key per attribute, and the keys of facets that say something.
 
         Columns:
-            schedule (str): Label.
-            step_s (float): Seconds per step.
+            schedule, engine (str): Label; `fast` or `des`.
             speedup (float): Step time of the baseline / of this schedule.
-            step_s_ci95, speedup_ci95 (list or null): `[low, high]`, the 95 % confidence interval over seeds. `null`
-                with one seed.
-            compute_s, comm_s, wait_s, io_s, host_s (float): States.
-            engine (str): `fast` or `des`.
+            step_s_ci95, speedup_ci95 (list or null): `[low, high]`, the 95 % confidence interval over seeds, if
+                several.
+            step_s, compute_s, comm_s, wait_s, io_s, host_s (float): Times per step.
             seeds (int): Number of seeds.
             epochs (list): Only with a data set: "An epoch of a schedule".
             staging_s (float): Only with a data set: time of staging before the first epoch.
-            added_s (object): Only with `checkpoints` or disturbed `links`: what each adds to `step_s`, with the same
-                seeds.
+            added_s (object): What `checkpoints` and disturbed `links`, if any, add to `step_s`.
             links_s, late (object): As in "A simulated schedule".
             gradients_used (float): Likewise.
-            shares (object): Only where something is `uncertain`: its path, `doubt.` and a kind, or `seeds` -> share
-                (float) of the variance of `speedup` that it causes alone. For the baseline, of `step_s`.
+            shares (object): With `uncertain` values: path, `doubt.` and kind, or `seeds` -> share (float) of the
+                variance of `speedup` (of the baseline, `step_s`).
             job_steps, job_s (float): Only with `train_for`: steps and time of the whole job.
-            memory_nbytes (int): Only of a sharded model, or of one too large: peak bytes on a device.
+            memory_nbytes (int): Of a sharded or too large model: peak bytes on a device.
             memory_of_nbytes (object): The same by use: `parameters`, `optimizer`, `units` (gathered parameters),
                 `gradients`, `activations`, `communication`, `other`.
-            step_s_lo, step_s_hi, speedup_lo, speedup_hi (float): Only where something is `uncertain`: ends of the 90 %
-                intervals from seeds, uncertain values and published errors together.
+            step_s_lo, step_s_hi, speedup_lo, speedup_hi (float): With `uncertain` values: 90 % intervals from seeds,
+                these values and published errors.
         """
         return self._usual() | self.facets.document() | self._ranges()
 
@@ -200,7 +197,7 @@ class Comparison(list[Row]):
         Columns:
             scenario, baseline (str): Name and label.
             rows (list): "A schedule among others".
-            remarks (list): Settings without effect or probably wrong, and what the rows do not show (str).
+            remarks (list): Doubtful settings, and what the rows do not show (str).
         """
         rows = [each.document() for each in self]
         return {

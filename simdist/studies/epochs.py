@@ -130,11 +130,9 @@ class Epochs:
         Columns:
             epoch, steps (int64): Number of the epoch, and of its steps.
             seconds (float64): From the end of the previous epoch, or of staging.
-            stall_s, mean_stall_s (float64): Stalls of the slowest rank of each step, and averaged over ranks.
-            stall_share (float64): `stall_s` as a share of the epoch.
+            stall_s, mean_stall_s, stall_share (float64): As in "An epoch of a trace".
             memory, peer, disk, storage (int64): Samples from each level, over all ranks.
-            memory_nbytes, peer_nbytes (int64): Bytes of decoded samples.
-            disk_nbytes, storage_nbytes (int64): Bytes of files.
+            memory_nbytes, peer_nbytes, disk_nbytes, storage_nbytes (int64): Their bytes: decoded, or of files.
         """
         require("pandas", extra="tables", what="a frame of results")
         import pandas as pd

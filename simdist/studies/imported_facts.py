@@ -63,11 +63,9 @@ def lost_record(lost: Lost) -> dict[str, object]:
     """Return shares of a step that are lost as JSON has them.
 
     Columns:
-        stragglers (float): Lost to named delays of single ranks and nodes.
-        common (float): Lost to delays of all ranks at once.
-        uneven (float): Lost to uneven work: ranks wait for the one with most.
-        noise (float): Ranks wait for one another in turns, within the noise of all.
-        total (float): Sum: what a job of typical ranks and steps would save.
+        stragglers, common, uneven, noise (float): Lost to named delays of ranks and nodes, to delays of all ranks at
+            once, to uneven work, to noise.
+        total (float): Their sum.
     """
     return {**lost.model_dump(), "total": lost.total}
 

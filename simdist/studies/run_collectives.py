@@ -68,7 +68,7 @@ class RunCollectives:
 
         Columns of traces:
             which (str): `simulated` or `measured`.
-            trace, source (str): File, and the program that wrote it.
+            trace, source (str): File and its program.
             wait_share (float or null): Share of waiting in the time of collectives.
             collectives (list): "A kind of collective".
         """
@@ -142,20 +142,17 @@ def _record(row: CollectiveRow) -> dict[str, object]:
     """Return a kind of collective as JSON.
 
     Columns:
-        op (str): Name, such as `all_reduce`.
-        group (object): `size` (int, ranks) and `stride` (int, distance between members).
-        algorithm (str): As in the plan. `auto`: the library's choice.
-        nbytes (int): Size of the whole, with the indices of sparse data.
+        op, algorithm, dtype (str): Name, such as `all_reduce`; algorithm of the plan; type of elements.
+        group (object): `size` and `stride` (int, distance between members).
+        nbytes (int): Size of the whole, with indices.
         count (int): Elements. For all_gather and reduce_scatter, of one rank.
-        dtype (str): Type of the elements.
-        sparse (bool): As many indices come with the elements.
-        calls (int): Calls that all members finished, in all groups.
-        time_s (float): From the arrival of the last member to the end of the last one, median.
-        algbw_Bps (float or null): `nbytes` / that time.
-        busbw_Bps (float or null): The same times the factor of nccl-tests.
+        sparse (bool): Elements have indices.
+        calls (int): Calls that all members finished.
+        time_s (float): From the arrival of the last member to the end, median.
+        algbw_Bps, busbw_Bps (float or null): As in nccl-tests.
         wait_median_s, wait_mean_s (float): Waiting for the last member, over calls and members.
-        transfer_total_s, wait_total_s (float): Sum of the calls' times, and of waiting, over members.
-        wait_share (float or null): Share of waiting in both.
+        transfer_total_s, wait_total_s (float): Sum of calls and of waiting, over members.
+        wait_share (float or null): Share of waiting.
     """
     achieved = {name: value for name, value in asdict(row).items() if name != "kind"}
     return asdict(row.kind) | achieved | {"wait_share": row.wait_share}

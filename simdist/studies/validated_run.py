@@ -72,21 +72,19 @@ class ValidatedRun:
 
         Columns:
             schedule, run, digest (str): Label, directory, digest of the plan.
-            source, simulated_by (str): Program that measured, and engine that simulated.
-            steps (int): Steps compared: those that every rank finished.
-            world_size (int): Ranks.
+            source, simulated_by (str): Program that measured, engine that simulated.
+            steps, world_size (int): Compared steps, ranks.
             simulated_s, measured_s, error (float): Makespans and their error.
-            simulated_s_lo, simulated_s_hi (float): Only where something is `uncertain`: ends of the 90 % interval.
+            simulated_s_lo, simulated_s_hi (float): With `uncertain` values: ends of the 90 % interval.
             kinds (list): "A kind of operation, simulated and measured".
             injections (list): "Injected delays".
             blames (list): "The blame of a rank".
             links (list): Only where links held operations up: "A link that held operations up".
-            lead_s (list): How much earlier than the last member the others end a collective, mean: simulated, measured.
-                Simulated 0 unless collectives are `chunkwise`.
-            correlation (float or null): Pearson correlation of simulated and measured blame over ranks. `null` if
-                either is constant.
+            lead_s (list): Mean lead over the last member at the end of a collective: simulated (0 unless `chunkwise`),
+                measured.
+            correlation (float or null): Pearson correlation of simulated and measured blame over ranks.
             overlap (float or null): Share of the measured waiting that the simulation charges to the same rank and
-                step. `null` without waiting.
+                step.
             verdict (str): The rank blamed most, in words.
             epochs (list): Only with a data set: "The error of an epoch".
             hits_identical (bool or null): Only with a data set: see "How a schedule loads its data".
@@ -142,13 +140,11 @@ def order_document(summary: Summary) -> dict[str, object]:
         baseline (str): Label.
         rows (list): "A schedule in that order".
         n_clear_pairs (int): Pairs that differ by more than 5 %, predicted or measured.
-        n_right_pairs (int): Pairs that differ so as measured, and are predicted in the same order by any margin.
-        wrong_pairs (list): Pairs that differ so as measured, predicted equal or in the other order: `[faster, slower]`
-            as measured.
+        n_right_pairs (int): Those that differ so as measured, predicted in the same order.
+        wrong_pairs (list): The same, not predicted in that order: `[faster, slower]` as measured.
         unmeasured_pairs (list): Pairs that differ so only as predicted: `[faster, slower]`.
         order_agrees (bool): All clear pairs are right.
-        median_error (float): Median of the absolute errors.
-        worst_error (float): The error farthest from 0.
+        median_error, worst_error (float): Median absolute error, and the error farthest from 0.
     """
     found = summary.order
     return {

@@ -53,11 +53,9 @@ class OperationKind:
     Medians therefore have no error here; sums and instances are compared.
 
     Args:
-        op: Name, such as `all_reduce`.
-        stream: `host`, `compute`, `comm`, `average`, `io` or `save`.
-        group: Group of a collective, or empty.
+        op, stream, group: Name, such as `all_reduce`; stream; group of a collective.
         count: Instances in both traces, over all ranks.
-        simulated_s, measured_s: Median. Between two instances, a value at one of them or between.
+        simulated_s, measured_s: Median.
         simulated_total_s, measured_total_s: Sum.
         error (float or null): Error of the sums; outliers count. `null` where 0 was measured.
         signed_instance_error (float or null): Median error of an instance, without those measured as 0.

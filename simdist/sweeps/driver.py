@@ -9,7 +9,7 @@ the rows of batches that were lost go out once more, each with nothing else unde
 did it; that one is recorded as failed.
 
 Columns:
-    point, position (int): Number of the point, and place of the schedule in the scenario, from 0.
+    point, position (int): Number of the point, place of the schedule.
     case (str): Its case, or empty.
     values, written (list): Varied values, in SI units and as in the sweep.
     schedule, kind (str): Label and kind.

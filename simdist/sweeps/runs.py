@@ -63,7 +63,7 @@ class PlannedPoint:
         """Return the file of the point.
 
         Columns:
-            point (int): Number, from 0.
+            point (int): Number.
             case (str): Its case, or empty.
             sets (object): Column -> `written`, the value as in the sweep, and `value`, in SI units.
         """

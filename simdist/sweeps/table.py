@@ -218,19 +218,17 @@ def values_of(result: ResultRow, varied: Sequence[str]) -> dict[str, object]:
 
     Columns:
         folder (str): Of several folders: its own.
-        point (int or str): Number of the point in its sweep, from 0. Of runs, their folder.
+        point (int or str): Number of the point. Of runs, their folder.
         case (str): In sweeps with cases.
         source (str): `simulated`, or `real` for measured rows.
         run (str): Of runs: directory, relative to the folder.
         schedule, kind (str): Label and kind.
-        step_s (float or null): Seconds per step, averaged over seeds.
         speedup (float or null): Over the baseline, at the same point.
-        step_s_low, step_s_high, speedup_low, speedup_high (float or null): Ends of the 95 % confidence intervals over
-            seeds. Empty with one seed.
-        compute_s, comm_s, wait_s, io_s, host_s (float or null): States.
-        staging_s (float or null): With a data set: time of staging.
-        epoch_first_s, epoch_last_s (float or null): With a data set: the first and the last epoch.
-        gradients_used (float or null): Where some row is below 1: share of the batches that contribute to updates.
+        step_s_low, step_s_high, speedup_low, speedup_high (float or null): 95 % confidence intervals over seeds, if
+            several.
+        step_s, compute_s, comm_s, wait_s, io_s, host_s (float or null): Times per step.
+        staging_s, epoch_first_s, epoch_last_s (float or null): With a data set: staging, the first and the last epoch.
+        gradients_used (float or null): Share of batches used.
         engine (str): `fast` or `des`. Of runs, the program that wrote the trace.
         seeds (int): Number of seeds.
         error_ratio (float or null): Error of the step time, where a measured run has a simulation.

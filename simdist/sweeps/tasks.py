@@ -152,7 +152,7 @@ def record(measured: ScheduleTimes) -> dict[str, object]:
         engine (str): `fast` or `des`.
         step_s (list): Step time (float) with each seed.
         compute_s, comm_s, wait_s, io_s, host_s (float): States.
-        gradients_used (float): Only below 1: share of the batches that contribute to updates.
+        gradients_used (float): Only below 1: share of batches used.
         staging_s (float): Only with a data set: time of staging.
         epochs_s (list): Only with a data set: time of each epoch (float), averaged over seeds.
         failed, error (str): Kind of the error, and its message.

@@ -124,8 +124,7 @@ class Breakdown:
 
         Columns:
             seed, rank (int64): Seed, from 0, and rank.
-            step_s (float64): Seconds per step.
-            compute_s, comm_s, wait_s, io_s, host_s (float64): States.
+            step_s, compute_s, comm_s, wait_s, io_s, host_s (float64): Times per step.
         """
         require("pandas", extra="tables", what="a frame of results")
         import pandas as pd

@@ -128,8 +128,7 @@ class Waiting:
 
         Columns:
             step, rank (int64): Step and rank.
-            caused_s (float64): Others waited for it in this step.
-            suffered_s (float64): It waited for others.
+            caused_s, suffered_s (float64): Others waited for it; it waited for others.
         """
         require("pandas", extra="tables", what="a frame of results")
         import pandas as pd
@@ -272,8 +271,7 @@ def rank_table(trace: Trace) -> "pd.DataFrame":
         compute_s, comm_s, wait_s, io_s, host_s (float64): States. `wait_s` includes waiting for the last rank at the
             end.
         hidden_comm_s (float64): Communication behind computing.
-        caused_s (float64): Others waited for it.
-        suffered_s (float64): It waited for others in collectives, behind computing too.
+        caused_s, suffered_s (float64): Others waited for it; it waited for others, behind computing too.
     """
     require("pandas", extra="tables", what="a frame of results")
     import pandas as pd

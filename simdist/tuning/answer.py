@@ -125,15 +125,12 @@ class Tuned:
             steps (int): Steps of each run, and a few more to complete a period.
             recorded_steps, block_steps (int or null): Steps of the recording, if any, and how many stay together.
             constraints (object): "The constraints of a search".
-            candidates (int): Legal schedules that exchange as often as required.
-            evaluated (int): Different plans simulated.
+            candidates, evaluated, illegal (int): Legal schedules that exchange as often as required; plans simulated;
+                candidates that do not fit the cluster.
             excluded (object): Option -> candidates (int) that broke it.
-            illegal (int): Candidates that do not fit the cluster.
             change (bool): A change from the baseline is proposed.
-            outcome (str): `change`. `stay`: nothing gains. `unsure`: something may gain. `none`: no schedule keeps to
-                the constraints.
-            best (str): Label of the best finalist that keeps to the constraints, or the baseline. With `none`, the one
-                that exceeds a constraint least.
+            outcome (str): `change`, `stay`, `unsure`, or `none`: no schedule keeps to the constraints.
+            best (str): Label of the best finalist that keeps to the constraints, or the one that exceeds them least.
             verdict (str): What to do.
             reasons (list): Why (str).
             rows (list): "A finalist", the fastest first, with the baseline.
@@ -159,7 +156,7 @@ class Tuned:
 
         Columns:
             search_step_s (float): Step time with the seeds of the search.
-            micro_batches (int): Micro-batches of a step, with `--micro-batches`. All times are then per micro-batch.
+            micro_batches (int): With `--micro-batches`: their number. All times are then per micro-batch.
             checkpoint (object): Only with checkpoints: as in the scenario.
             global_every_steps (float or null): Longest time, in steps, between exchanges of all ranks. `null`: never.
             sent_nbytes (float): Bytes that the busiest node sends per step; in one domain, the busiest GPU.

@@ -94,11 +94,10 @@ class Raced:
 
         Columns:
             verdict, outcome (str): What to do, and `change`, `stay` or `unsure`.
-            n_entrants (int): Candidates with their learning rates, without those that learn the same as a faster one.
-            n_steps (int): Steps trained in all rungs.
-            n_exhaustive_steps (int): Steps of training all candidates to the end.
-            n_fell (int): Candidates eliminated before another one reached the target.
-            entries (str or null): Schedule to change to, and other changes, as in a scenario. `null`: stay.
+            n_entrants, n_fell (int): Candidates with different learning; those eliminated before another one reached
+                the target.
+            n_steps, n_exhaustive_steps (int): Steps trained, and steps of training all candidates to the end.
+            entries (str or null): Schedule to change to, and other changes, as in a scenario.
         """
         base = self.finalists[0]
         about = {
