@@ -7,7 +7,8 @@ The docstring of the function, class or module that makes a table has a section 
 `name (type): meaning`; several names of one meaning stand together. Further tables of the same function have sections
 `Columns of NAME:`. A dataclass describes its fields in `Args:`, and their types follow from its annotations. The page
 has a marker `<!-- columns OBJECT -->` or `<!-- columns OBJECT NAME -->` where they go; they end at the next heading.
-The name of a heading in double quotes becomes a link to it. Sources are parsed, not imported, so this needs neither torch nor simdist.
+The name of a heading in double quotes becomes a link to it. Sources are parsed, not imported, so this needs neither
+torch nor simdist.
 """
 
 import argparse
