@@ -69,6 +69,7 @@ _MODULE_OF = {  # the types stand in __init__.pyi, which a test compares
     "simulate": "runs.building",
     "sweep": "questions",
     "tune": "questions",
+    "validate": "questions",
     "whatif": "questions",
 }
 

@@ -1,7 +1,7 @@
 from collections.abc import Callable, Mapping
 
 from simdist import errors as errors
-from simdist.questions import import_traces, learn, results, sweep, tune, whatif
+from simdist.questions import import_traces, learn, results, sweep, tune, validate, whatif
 from simdist.report.notebooks import html_of, plot
 from simdist.runs.building import build, simulate
 from simdist.scenario import Scenario, load
@@ -49,6 +49,7 @@ __all__ = [
     "simulate",
     "sweep",
     "tune",
+    "validate",
     "whatif",
 ]
 

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from simdist.learning.answer import LearnedSchedules
     from simdist.profiles import ImportedJob, ImportOptions
     from simdist.stragglers.answer import WhatifAnswer
+    from simdist.studies.validated_run import ValidatedRun
     from simdist.sweeps.definition import Sweep
     from simdist.sweeps.driver import Swept
     from simdist.sweeps.table import Table
     from simdist.tuning import Tuned
 
-__all__ = ["import_traces", "learn", "results", "sweep", "tune", "whatif"]
+__all__ = ["import_traces", "learn", "results", "sweep", "tune", "validate", "whatif"]
 
 _EVALUATIONS = 20  # of a training run
 
@@ -196,3 +197,21 @@ def import_traces(
             raise each
         read.append(each)
     return import_job(read, name=name, options=options)
+
+
+def validate(run: str | Path, *, cluster: str | Path | None = None) -> "ValidatedRun":
+    """Simulate a measured run, and compare both.
+
+    Args:
+        run: Run directory that `python -m real` measured.
+        cluster: File of a calibrated cluster to simulate instead of the scenario's.
+
+    Raises:
+        RunError: There is no such run.
+        TraceError: It was not measured, or its trace cannot be read.
+    """
+    from simdist.runs import run_directory
+    from simdist.runs.calibrated import Calibrated
+    from simdist.studies.validated_run import validate_run
+
+    return validate_run(run_directory.read(Path(run)), Calibrated.read(Path(cluster)) if cluster else None)

@@ -6,20 +6,16 @@ from pathlib import Path
 import click
 
 from simdist.cli import common, inputs
-from simdist.errors import TraceError, naming
+from simdist.errors import TraceError
 from simdist.files import save_text
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
-from simdist.runs.building import Built, price_of
-from simdist.runs.calibrated import Calibrated, simulate_run, simulated_scenario
+from simdist.runs.calibrated import Calibrated
 from simdist.scenario import dump_cluster
-from simdist.studies.comparison import find_label, range_of_trace
-from simdist.studies.epochs import compare_loading
-from simdist.studies.held import with_links
+from simdist.studies.comparison import find_label
 from simdist.studies.ranking import summarize
-from simdist.studies.validated_run import ValidatedRun, order_document, verdict_on_order
+from simdist.studies.validated_run import ValidatedRun, order_document, validate_run, verdict_on_order
 from simdist.studies.validation import corrected
-from simdist.studies.validation import validate as validate_traces
 
 
 @click.command("validate")
@@ -111,39 +107,20 @@ def _validate(
     session: common.Session, runs: Sequence[run_directory.RunDirectory], calibrated: Calibrated | None, bar: ProgressBar
 ) -> Iterator[ValidatedRun]:
     for number, run in enumerate(runs):
-        path = run.path / run_directory.REAL
-        real = run_directory.read_trace(path, plan=run.plan)
-        if not real.source.startswith("real"):
-            raise TraceError(
-                f"{path}: is {real.source!r}, and no measurement: `simdist validate` needs one; move it away"
-            )
-        planned = run
-        run = run_directory.as_measured(run, real)
-        if left_out := run is not planned:
-            session.say(f"warning: {path}: was measured without its disturbed links, so it is simulated without them")
         n_steps = run.plan.n_steps
 
-        def progress(step: int, number: int = number, label: str = run.plan.name, n_steps: int = n_steps) -> None:
+        def progress(step: int, n_steps: int, number: int = number, label: str = run.plan.name) -> None:
             bar.update(f"simulate {label}", number + step / n_steps, len(runs))
 
-        progress(0)
-        simulated = simulate_run(run, calibrated, real=real, progress=progress)
-        bar.update(f"compare {run.plan.name}", 0, None)
+        progress(0, n_steps)
+        found = validate_run(run, calibrated, progress=progress)
+        path = run.path / run_directory.REAL
+        if found.without_links:
+            session.say(f"warning: {path}: was measured without its disturbed links, so it is simulated without them")
         kept = run.path / run_directory.SIMULATED
-        if not (calibrated or left_out or kept.exists()):
-            run_directory.save_trace(simulated, kept)
+        if not (calibrated or found.without_links or kept.exists()):
+            run_directory.save_trace(found.simulated, kept)
             session.wrote(kept)
-        with naming(str(path)):
-            scenario = simulated_scenario(run, calibrated, real=real)
-            costs = price_of(run.plan, scenario) if run.scenario.has_links else None
-            real = with_links(run, real, costs) if costs else real
-            validation = validate_traces(real, simulated, run.delays, costs)
-            bounds = None
-            if scenario.is_of_machines:
-                built = Built(scenario.schedules[0], run.plan, costs or price_of(run.plan, scenario), 0)
-                bounds = range_of_trace(scenario, built, simulated)
-        if validation.n_steps < run.plan.n_steps:
-            session.say(f"warning: {path}: only {validation.n_steps} of {run.plan.n_steps} steps were finished")
-        loading = compare_loading(run, simulated, real) if run.plan.dataset else None
-        range_s = bounds and (bounds[0] * validation.simulated_s, bounds[1] * validation.simulated_s)
-        yield ValidatedRun(run, real, simulated, validation, loading, range_s)
+        if found.validation.n_steps < n_steps:
+            session.say(f"warning: {path}: only {found.validation.n_steps} of {n_steps} steps were finished")
+        yield found

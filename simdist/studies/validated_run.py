@@ -1,19 +1,25 @@
-"""A run, measured and simulated: answers as JSON and as text."""
+"""A run, measured and simulated: the comparison, as JSON and as text."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from simdist.errors import TraceError, naming
 from simdist.runs import run_directory
+from simdist.runs.building import Built, price_of
+from simdist.runs.calibrated import Calibrated, simulate_run, simulated_scenario
 from simdist.settings.base import picked
 from simdist.settings.units import format_error, format_seconds, format_share
 from simdist.studies.columns import Column, count, factor
-from simdist.studies.epochs import Loading
+from simdist.studies.comparison import range_of_trace
+from simdist.studies.epochs import Loading, compare_loading
+from simdist.studies.held import with_links
 from simdist.studies.ranking import Summary
 from simdist.studies.statistics import Interval
 from simdist.studies.tables import BOTH, table_text
 from simdist.studies.validation import Validation
+from simdist.studies.validation import validate as validate_traces
 from simdist.traces.links import link_in_words
 from simdist.traces.trace import Trace
 
@@ -47,7 +53,7 @@ _SUMMARY_COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ValidatedRun:
     """A run, both traces of it, and how they compare.
 
@@ -58,6 +64,7 @@ class ValidatedRun:
         validation: How they compare.
         loading: Epochs of both, with a data set.
         range_s: Interval of the simulated makespan, if something is uncertain.
+        without_links: It was measured without its disturbed links, so it is simulated without them.
     """
 
     run: run_directory.RunDirectory
@@ -66,6 +73,10 @@ class ValidatedRun:
     validation: Validation
     loading: Loading | None
     range_s: Interval | None
+    without_links: bool = False
+
+    def __repr__(self) -> str:
+        return self.text(None)
 
     def document(self) -> dict[str, object]:
         """Return a validated run as JSON.
@@ -131,6 +142,42 @@ class ValidatedRun:
                 *(self.loading.sentences() if self.loading else ()),
             ]
         )
+
+
+def validate_run(
+    planned: run_directory.RunDirectory,
+    calibrated: Calibrated | None = None,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> ValidatedRun:
+    """Simulate a measured run, and compare both.
+
+    Args:
+        planned: The run; it holds a measured trace.
+        calibrated: The cluster to simulate instead of the scenario's.
+        progress: Called with the number of steps simulated and of all.
+
+    Raises:
+        TraceError: The trace cannot be read, is no measurement, or holds not one step.
+    """
+    path = planned.path / run_directory.REAL
+    real = run_directory.read_trace(path, plan=planned.plan)
+    if not real.source.startswith("real"):
+        raise TraceError(f"{path}: is {real.source!r}, and no measurement: `simdist validate` needs one; move it away")
+    run = run_directory.as_measured(planned, real)
+    simulated = simulate_run(run, calibrated, real=real, progress=progress)
+    with naming(str(path)):
+        scenario = simulated_scenario(run, calibrated, real=real)
+        costs = price_of(run.plan, scenario) if run.scenario.has_links else None
+        real = with_links(run, real, costs) if costs else real
+        validation = validate_traces(real, simulated, run.delays, costs)
+        bounds = None
+        if scenario.is_of_machines:
+            built = Built(scenario.schedules[0], run.plan, costs or price_of(run.plan, scenario), 0)
+            bounds = range_of_trace(scenario, built, simulated)
+    loading = compare_loading(run, simulated, real) if run.plan.dataset else None
+    range_s = bounds and (bounds[0] * validation.simulated_s, bounds[1] * validation.simulated_s)
+    return ValidatedRun(run, real, simulated, validation, loading, range_s, run is not planned)
 
 
 def order_document(summary: Summary) -> dict[str, object]:
