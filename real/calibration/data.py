@@ -166,7 +166,7 @@ class DataRates:
         open_s, disk_s: Seconds of a file besides its bytes, from storage and from disk.
         request_s: Seconds of a request to another node besides its bytes, if there is one.
         decode_s: CPU seconds of a sample.
-        storage_caches: Caches behind the storage, in words.
+        storage_caches: Caches behind the storage.
     """
 
     storage_Bps: float

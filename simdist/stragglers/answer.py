@@ -461,7 +461,7 @@ def _gains_document(compared: Gains) -> _Record:
         step_s, speedup (float): Averaged over runs.
         speedup_95 (list or null): `[low, high]`. Random disturbances: of 95 % of the runs. A recording: as certain as
             its steps allow.
-        is_sure (bool): The whole interval is above 1.
+        is_sure (bool): All of it is above 1.
         problem (str or null): Why there is no interval, if something is random.
         engine (str): `fast` or `des`.
         gradients_used (float): Only below 1: share of batches used.

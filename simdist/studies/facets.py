@@ -255,7 +255,7 @@ class EpochMeans:
 
     Args:
         epoch: Number.
-        seconds: From the end of the epoch before, or of staging.
+        seconds: From the previous epoch or staging.
         stall_s: Data stalls of the rank that stalled longest in each step.
         hits: Share of the samples from each level of storage.
     """
