@@ -216,7 +216,7 @@ class Draft:
             scenario, next (str): File written, next command.
             settings (list): "A setting of a new scenario".
             model (object): Only with a PyTorch model: "A counted model".
-            calibrations (list): Only with tables of nccl-tests: "A calibration".
+            calibrations (list): Only with tables of nccl-tests: "Calibrated links".
         """
         found: dict[str, object] = {"scenario": str(self.output)}
         found |= {"settings": [each.document() for each in self.settings], "next": self.following}
