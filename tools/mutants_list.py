@@ -263,11 +263,19 @@ _ENGINES = (
     ),
     Mutant(
         "engines",
-        "an engine that refuses is the last to be asked",
-        "simdist/engines/run.py",
-        "            attempts.reverse()",
-        "            pass",
+        "all events of all ranks are simulated, although one rank of each kind would do",
+        "simdist/engines/choose.py",
+        'order = ("alike", "fast")',
+        'order = ("fast",)',
         (*_TEST_ALIKE, "-k", "comparison"),
+    ),
+    Mutant(
+        "engines",
+        "an engine that met what nobody could know ends the run, although another could go on",
+        "simdist/engines/run.py",
+        'if engine != "auto":',
+        'if engine != "des":',
+        ("tests/simdist/engines/test_choose.py", "-k", "hands_over"),
     ),
     Mutant(
         "engines",
