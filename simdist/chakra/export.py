@@ -177,7 +177,7 @@ def _communicates(op: Op) -> TypeGuard[Collective]:
 _VERSION = "0.0.4"  # version of the schema that consumers expect; 1.0.0 has the same messages
 _NODE_NBYTES = 180  # approximate size of a node: a name, dependencies and 5 to 8 attributes
 #: Larger exports are refused unless forced. Without loops, each step is written out.
-MAX_NBYTES = 2 * 10**9
+MAX_EXPORT_NBYTES = 2 * 10**9
 
 
 @dataclass(frozen=True)
@@ -307,18 +307,18 @@ def _node(instance: Instance, template: "Message", after: tuple[int, ...], secon
 
 
 def refuse_size(export: Export) -> None:
-    """Refuse an export that would be larger than `MAX_NBYTES`.
+    """Refuse an export that would be larger than `MAX_EXPORT_NBYTES`.
 
     Raises:
         PlanError: It would be larger. The message states the size, and the number of steps that fit.
     """
-    if export.nbytes <= MAX_NBYTES:
+    if export.nbytes <= MAX_EXPORT_NBYTES:
         return
-    fitting = int(export.n_steps * MAX_NBYTES / export.nbytes)
+    fitting = int(export.n_steps * MAX_EXPORT_NBYTES / export.nbytes)
     raise PlanError(
         f"plan {export.plan.name}: {export.n_steps:,} steps of {export.plan.world_size:,} ranks would take about "
         f"{format_nbytes(export.nbytes)}, for traces have no loops; "
-        + (f"--steps {fitting} takes {format_nbytes(MAX_NBYTES)}" if fitting else "a step is too large already")
+        + (f"--steps {fitting} takes {format_nbytes(MAX_EXPORT_NBYTES)}" if fitting else "a step is too large already")
         + "; --force writes all"
     )
 

@@ -15,7 +15,7 @@ import click
 
 from simdist.cli import common
 from simdist.scenario import load, load_cluster, load_workload, presets
-from simdist.scenario.presets import Kind
+from simdist.scenario.presets import PresetKind
 from simdist.scenario.strict_yaml import parse
 from simdist.settings.base import picked
 from simdist.settings.units import format_Bps, format_like, format_nbytes
@@ -61,10 +61,10 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
 
 
 @click.command("presets")
-@click.argument("kind", type=click.Choice(get_args(Kind)), required=False)
+@click.argument("kind", type=click.Choice(get_args(PresetKind)), required=False)
 @click.argument("name", required=False)
 @common.options
-def command(session: common.Session, *, kind: Kind | None, name: str | None) -> None:
+def command(session: common.Session, *, kind: PresetKind | None, name: str | None) -> None:
     """Show the clusters, workloads and scenarios that ship.
 
     A kind limits the list. A kind and a NAME print the preset's YAML.
@@ -75,13 +75,13 @@ def command(session: common.Session, *, kind: Kind | None, name: str | None) -> 
         document = {"kind": kind, "name": name, "path": str(path), "settings": parse(text).root}
         session.result(document, text.rstrip("\n"))
         return
-    kinds: tuple[Kind, ...] = get_args(Kind) if kind is None else (kind,)
+    kinds: tuple[PresetKind, ...] = get_args(PresetKind) if kind is None else (kind,)
     facts = {each: _facts_of(each) for each in kinds}
     shown = {each: [_as_written(fact) if each == "clusters" else fact for fact in facts[each]] for each in kinds}
     session.result(facts, "\n\n".join(_table(each, shown[each]) for each in kinds))
 
 
-def _facts_of(kind: Kind) -> list[_Facts]:
+def _facts_of(kind: PresetKind) -> list[_Facts]:
     """Return the presets of a kind by name; the sizes of a model in ascending order."""
     found = [{"name": preset} | _FACTS[kind](preset) for preset in presets.names(kind)]
     return sorted(found, key=_family_and_size) if kind == "workloads" else found
@@ -161,8 +161,12 @@ def _scenario(name: str) -> _Facts:
     }
 
 
-_FACTS: dict[Kind, Callable[[str], _Facts]] = {"clusters": _cluster, "workloads": _workload, "scenarios": _scenario}
+_FACTS: dict[PresetKind, Callable[[str], _Facts]] = {
+    "clusters": _cluster,
+    "workloads": _workload,
+    "scenarios": _scenario,
+}
 
 
-def _table(kind: Kind, facts: list[_Facts]) -> str:
+def _table(kind: PresetKind, facts: list[_Facts]) -> str:
     return table_text(kind, _COLUMNS[kind], facts) if facts else f"{kind}\n\nnone"

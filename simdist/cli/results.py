@@ -11,7 +11,7 @@ from simdist.cli import common, inputs
 from simdist.errors import ScenarioError
 from simdist.settings.base import plural
 from simdist.studies import facets
-from simdist.studies.columns import SCHEDULE, SPEEDUP, STATES, STEP_TIME, Column, factor_with_interval
+from simdist.studies.columns import SCHEDULE, SPEEDUP, STATE_COLUMNS, STEP_TIME, Column, factor_with_interval
 from simdist.studies.tables import table_text
 from simdist.sweeps.fastest import Fastest, fastest, fastest_columns
 from simdist.sweeps.results import csv_text, read_results, write_csv
@@ -195,7 +195,7 @@ def _result_columns(table: Table) -> list[Column]:
     found = [SCHEDULE]
     if len({each.n_seeds for each in table.results}) > 1:  # as of a sweep and of runs of it
         found.append(Column("seeds", form=str))
-    found += [STEP_TIME, SPEEDUP, *STATES]
+    found += [STEP_TIME, SPEEDUP, *STATE_COLUMNS]
     for facet in facets.FACETS:
         if table.extras.intersection(facet.names):
             found += facet.brief

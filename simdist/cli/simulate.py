@@ -20,7 +20,7 @@ from simdist.runs import run_directory
 from simdist.runs.building import delay_sampler
 from simdist.runs.planned import PlannedSchedule
 from simdist.studies import facets
-from simdist.studies.columns import ENGINE, PLAIN_STEP_TIME, SCHEDULE, STATES
+from simdist.studies.columns import ENGINE, PLAIN_STEP_TIME, SCHEDULE, STATE_COLUMNS
 from simdist.studies.facets import LINKS, Simulated
 from simdist.studies.held import find_held, steady_held
 from simdist.studies.measuring import ScheduleTimes, times_of
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from simdist.engines.des import EventRun
     from simdist.engines.vector import VectorRun
 
-_COLUMNS = (SCHEDULE, PLAIN_STEP_TIME, *STATES, ENGINE)
+_COLUMNS = (SCHEDULE, PLAIN_STEP_TIME, *STATE_COLUMNS, ENGINE)
 
 
 @dataclass(frozen=True)

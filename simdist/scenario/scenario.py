@@ -23,9 +23,9 @@ from simdist.scenario.cluster import Cluster
 from simdist.scenario.data import DataSettings
 from simdist.scenario.disturbances import KINDS as DISTURBANCE_KINDS
 from simdist.scenario.disturbances import Disturbance, Interference, Recorded, UnevenWork
-from simdist.scenario.effects import WITHOUT_DATA, Source, Uses
+from simdist.scenario.effects import WITHOUT_DATA, EffectSource, Uses
 from simdist.scenario.facts import Imported
-from simdist.scenario.links import FLOW_KINDS, LINK_KINDS, Flows, LinkDisturbance
+from simdist.scenario.links import FLOW_KINDS, LINK_KINDS, LinkDisturbance, TrafficPattern
 from simdist.scenario.loading import SettingsT, in_full, read_text, validated
 from simdist.scenario.strict_yaml import path_text
 from simdist.scenario.uncertain import Range, check_ranges
@@ -97,7 +97,7 @@ class InputSettings(Settings):
         data: Data set read from storage, sample by sample; absent: a batch is one request.
     """
 
-    source: Source = "device"
+    source: EffectSource = "device"
     copy_method: Literal["pinned", "pageable"] = Field(default="pinned", alias="copy")
     prefetch: Annotated[Whole, Field(ge=1)] = 2
     readers: Annotated[Whole, Field(ge=1)] = 8
@@ -180,8 +180,8 @@ def _choose_disturbance(value: object, info: ValidationInfo) -> Disturbance | Li
     return disturbance
 
 
-def _choose_flows(value: object, info: ValidationInfo) -> Flows:
-    flows: Flows = choose(value, FLOW_KINDS, info)
+def _choose_flows(value: object, info: ValidationInfo) -> TrafficPattern:
+    flows: TrafficPattern = choose(value, FLOW_KINDS, info)
     if cluster := info.data.get("cluster"):
         refuse("Flows", flows.cluster_faults(cluster))
     return flows
@@ -328,7 +328,7 @@ class Scenario(Settings):
         Annotated[SerializeAsAny[Disturbance | LinkDisturbance], BeforeValidator(_choose_disturbance)], ...
     ] = ()
     background: Annotated[
-        tuple[Annotated[Flows, BeforeValidator(_choose_flows)], ...], Field(exclude_if=lambda flows: not flows)
+        tuple[Annotated[TrafficPattern, BeforeValidator(_choose_flows)], ...], Field(exclude_if=lambda flows: not flows)
     ] = ()
     schedules: Annotated[
         tuple[Annotated[SerializeAsAny[Schedule], BeforeValidator(_choose_schedule)], ...],

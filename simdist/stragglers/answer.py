@@ -274,7 +274,7 @@ class WhatifAnswer:
                 losses.slow_steps_line(found.step_slowdowns),
                 *_named(job.scenario.imported),
                 "",
-                losses.ALONE,
+                losses.EACH_ALONE,
                 "",
                 losses.kinds_text(document["kinds"]),
                 "",

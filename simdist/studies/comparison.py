@@ -21,8 +21,7 @@ from simdist.scenario.warnings import unstated
 from simdist.schedules import Schedule
 from simdist.settings.base import plural
 from simdist.settings.units import format_seconds
-from simdist.studies.columns import ENGINE, SCHEDULE, SPEEDUP, STEP_TIME, combined
-from simdist.studies.columns import STATES as STATE_COLUMNS
+from simdist.studies.columns import ENGINE, SCHEDULE, SPEEDUP, STATE_COLUMNS, STEP_TIME, combined
 from simdist.studies.draws import shared_delays, with_draws
 from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Simulated, ValueT, sentences, told
 from simdist.studies.facets import columns as columns_of_facets

@@ -126,7 +126,7 @@ class Blame:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldUp:
+class _HeldUp:
     """Seconds for which a link delayed operations, over all ranks (see `simdist.studies.held`).
 
     Args:
@@ -168,7 +168,7 @@ class Validation:
     blames: tuple[Blame, ...]
     correlation: float
     overlap: float
-    links: tuple[HeldUp, ...] = ()
+    links: tuple[_HeldUp, ...] = ()
     lead_s: tuple[float, float] = (0.0, 0.0)
 
     @property
@@ -385,9 +385,9 @@ def _injection(channel: Channel, drawn_s: _Seconds, measured_s: _Seconds) -> Inj
     )
 
 
-def _links(simulated_s: Mapping[str, float], measured_s: Mapping[str, float]) -> tuple[HeldUp, ...]:
+def _links(simulated_s: Mapping[str, float], measured_s: Mapping[str, float]) -> tuple[_HeldUp, ...]:
     names = dict.fromkeys((*simulated_s, *measured_s))
-    found = [HeldUp(name, simulated_s.get(name, 0.0), measured_s.get(name, 0.0)) for name in names]
+    found = [_HeldUp(name, simulated_s.get(name, 0.0), measured_s.get(name, 0.0)) for name in names]
     some = [each for each in found if each.simulated_s or each.measured_s]
     return tuple(sorted(some, key=lambda each: (-each.measured_s, -each.simulated_s)))
 

@@ -38,7 +38,7 @@ from simdist.jobs.workers import GUARD, LocalPool, Workers
 from simdist.machine import n_cores
 from simdist.sweeps.definition import Point, RowKey, Sweep
 from simdist.sweeps.keys import code_version
-from simdist.sweeps.tasks import Batch, FinishedBatch, Record, Task, evaluate, failure, late, written
+from simdist.sweeps.tasks import FinishedBatch, Record, Task, TaskBatch, evaluate, failure, late, written
 
 _BATCH_S = 0.5
 _MAX_BATCH = 2_000  # points
@@ -291,7 +291,7 @@ class _Driver:
         digests = sweep.digests(task.tree for task in tasks)
         folder = sweep.folder.absolute()
         limit_s = sweep.time_limit_s
-        batch = Batch(code_version(), folder, digests, tasks, sweep.n_seeds, sweep.engine, limit_s)
+        batch = TaskBatch(code_version(), folder, digests, tasks, sweep.n_seeds, sweep.engine, limit_s)
         try:
             return self._workers.executor.submit(evaluate, batch)
         except SimdistError:

@@ -28,7 +28,7 @@ from simdist.studies.facets import Simulated
 from simdist.studies.measuring import ScheduleTimes, times_of
 from simdist.sweeps.definition import Point, Sweep
 from simdist.sweeps.fields import Choice, differing, fields_of, schedule_fields_of
-from simdist.sweeps.table import RUNS, ResultRow, Source, Table, compared, extras_of, joined, lonely, used_notes
+from simdist.sweeps.table import RUNS, ResultRow, Table, TraceSource, compared, extras_of, joined, lonely, used_notes
 from simdist.sweeps.tasks import alone
 from simdist.traces.breakdown import break_down
 
@@ -42,7 +42,7 @@ _MAX_PLANS = 1_000
 _Progress = Callable[[int, int], None]
 
 _SAME = 1e-6  # relative difference of step times of two engines
-_TRACES: tuple[tuple[Source, str], ...] = (("simulated", run_directory.SIMULATED), ("real", run_directory.REAL))
+_TRACES: tuple[tuple[TraceSource, str], ...] = (("simulated", run_directory.SIMULATED), ("real", run_directory.REAL))
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ def _read(folder: Path, path: Path) -> _RunRows:
             row = replace(row, point=point.number, case=point.case)
         run = run_directory.read(path)
     except SimdistError as error:
-        source: Source = "real" if (path / run_directory.REAL).exists() else "simulated"
+        source: TraceSource = "real" if (path / run_directory.REAL).exists() else "simulated"
         return _RunRows(point, [_failed(replace(row, source=source), error)])
     schedule = run.scenario.schedules[0]
     row = replace(row, schedule=schedule.name, kind=schedule.kind)

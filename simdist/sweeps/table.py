@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-Source: TypeAlias = Literal["simulated", "real"]
+TraceSource: TypeAlias = Literal["simulated", "real"]
 #: Name -> a value for each row; None where there is none.
 Columns: TypeAlias = dict[str, list[object]]
 
@@ -66,7 +66,7 @@ class ResultRow:
     point: int | str
     case: str
     choices: dict[str, Choice]
-    source: Source
+    source: TraceSource
     schedule: str
     kind: str
     n_seeds: int
@@ -331,6 +331,6 @@ def _short_name(column: str, others: Sequence[str]) -> str:
     return _UNIT.sub("", tail)
 
 
-def source_text(source: Source) -> str:
+def source_text(source: TraceSource) -> str:
     """Return the name of a source."""
     return "measured" if source == "real" else "simulated"

@@ -48,7 +48,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TaskBatch:
     """Tasks that travel to a worker together.
 
     Args:
@@ -96,7 +96,7 @@ class FinishedBatch:
     seconds: float
 
 
-def evaluate(batch: Batch) -> FinishedBatch:
+def evaluate(batch: TaskBatch) -> FinishedBatch:
     """Measure all rows of a batch; a row that fails becomes a record of its error.
 
     Raises:
@@ -111,7 +111,7 @@ def evaluate(batch: Batch) -> FinishedBatch:
     return FinishedBatch(tuple(records), time.perf_counter() - began_s)
 
 
-def _check_files(batch: Batch) -> None:
+def _check_files(batch: TaskBatch) -> None:
     for name, digest in batch.digests.items():
         path = batch.folder / name
         if file_digest(path) != digest:
@@ -121,7 +121,7 @@ def _check_files(batch: Batch) -> None:
             )
 
 
-def _records(task: Task, batch: Batch) -> Iterator[Record]:
+def _records(task: Task, batch: TaskBatch) -> Iterator[Record]:
     scenario = _read(task.tree, batch)
     for row in task.rows:
         try:
@@ -136,7 +136,7 @@ def _records(task: Task, batch: Batch) -> Iterator[Record]:
         yield written(row.key, found)
 
 
-def _measure(task: Task, row: RowKey, scenario: Scenario | None, batch: Batch) -> dict[str, object]:
+def _measure(task: Task, row: RowKey, scenario: Scenario | None, batch: TaskBatch) -> dict[str, object]:
     one, position = (scenario, row.position) if scenario else (alone(task.tree, row, batch.folder), 0)
     schedule = one.schedules[position]
     its = in_steps(one, schedule)
@@ -185,7 +185,7 @@ def failure(kind: str, message: str) -> dict[str, object]:
     return {"failed": kind, "error": message}
 
 
-def _read(tree: Mapping[str, Any], batch: Batch) -> Scenario | None:
+def _read(tree: Mapping[str, Any], batch: TaskBatch) -> Scenario | None:
     """Return the scenario of a point, or None if it is wrong as a whole: then each schedule is tried alone.
 
     The error is then found, and told, once more.

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import TraceError, require
-from simdist.plan.lanes import COMM, Kind
+from simdist.plan.lanes import COMM, LaneKind
 from simdist.plan.walk import Template, stretches
 from simdist.traces.links import Held
 from simdist.traces.trace import Trace, late_shares
@@ -180,7 +180,7 @@ class _Open:
     collectives: list[_Collective] = field(default_factory=list)
     loads: list[tuple[_Times, _Times]] = field(default_factory=list)
     saves: list[tuple[_Times, _Times]] = field(default_factory=list)
-    held: list[tuple[str, Kind, _Times, _Times]] = field(default_factory=list)
+    held: list[tuple[str, LaneKind, _Times, _Times]] = field(default_factory=list)
 
     def copy(self) -> "_Open":
         """Return the same spans, in lists of their own."""

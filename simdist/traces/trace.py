@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from simdist.arrays import Declared, open_arrays
 from simdist.errors import PlanError, TraceError, require
-from simdist.files import MAX_FILE_NBYTES
+from simdist.files import MAX_DOCUMENT_NBYTES
 from simdist.plan import Plan, lane_of
 from simdist.plan.walk import drops_late
 from simdist.traces.links import LinkTable, read_links
@@ -289,7 +289,7 @@ def read_with_header(
     """
     try:
         with open_arrays(path) as file:
-            header = json.loads(file.read("header", most_nbytes=MAX_FILE_NBYTES).tobytes())
+            header = json.loads(file.read("header", most_nbytes=MAX_DOCUMENT_NBYTES).tobytes())
             declared = {name: file.declared(name) for name in names}
             if not isinstance(header, dict) or header.get("format") != file_format:
                 raise TraceError(f"not a {file_format} file; {hint}")

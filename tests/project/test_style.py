@@ -172,23 +172,7 @@ SHARED_NAMES: dict[str, str] = {
 }
 # Names that still mean two things. An entry goes when one of them has another name or an underscore.
 AMBIGUOUS_NAMES: set[str] = {
-    "ALONE",
-    "Batch",
-    "COLUMNS",
-    "CollectiveKind",
-    "Flows",
-    "HeldUp",
-    "Kind",
-    "Load",
-    "MAX_FILE_NBYTES",
-    "MAX_NBYTES",
-    "Order",
-    "STATES",
     "Session",
-    "Sharing",
-    "Source",
-    "State",
-    "Value",
     "build",
     "choose",
     "columns",
