@@ -72,7 +72,7 @@ disturbances:
   - {{kind: persistent, on: link, link: nic, share: 20%, begin: 1 ms}}
 schedules:
   - {{kind: sync, input: {{policy: naive}}}}
-  - {{kind: local_sgd, period: 2, data: staged}}
+  - {{kind: local_sgd, period: 2, input: {{policy: staged}}}}
 """
 
 SWEEP = """\
