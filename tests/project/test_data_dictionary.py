@@ -214,6 +214,12 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
 def of_plans_and_simulations(study: Study, folder: Path) -> dict[str, Found]:
     presets, one = result("presets"), result("presets", "clusters", "ideal")
     started = result("init", "-o", folder / "started.yaml", "--cluster", "ideal", "--workload", "mlp")
+    table = ("--from", nccl_table(folder), "--nodes", 2, "--cluster", "dgx-a100")
+    calibrated = result("init", "-o", folder / "calibrated.yaml", *table)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "tests" / "user_modules"))
+        model = ("--from", "counted_models:convolution", "--forward", "1 ms", "--batch-size", 2, "--cluster", "ideal")
+        counted = result("init", "-o", folder / "counted.yaml", *model)
     passes = write(folder / "passes.yaml", CALM.replace("batch_size: 4", "batch_size: 4, micro_batches: 2"))
     stream = "schedules: [{kind: diloco, period: 2, fragments: 2, overlap_steps: 1, mixing: 0.5}]\n"
     late = write(folder / "stream.yaml", re.sub("(?s)schedules:.*", stream, CALM))
@@ -226,7 +232,7 @@ def of_plans_and_simulations(study: Study, folder: Path) -> dict[str, Found]:
     simulated += result("simulate", dropping, "-o", folder / "dropped")["rows"]
     dropped = result("trace", folder / "dropped" / "backup-1", "--chrome", folder / "dropped.json")
     return {
-        "simdist init": keys([started]),
+        "simdist init": keys([started, calibrated, counted]),
         "A setting of a new scenario": keys(started["settings"]),
         "A cluster that ships": keys(presets["clusters"]),
         "A workload that ships": keys(presets["workloads"]),
@@ -298,11 +304,16 @@ def of_workloads(_: Study, __: Path) -> dict[str, Found]:
     return {"A counted model": keys(found), "Tensors of a model": keys(each(found, "tensors"))}
 
 
-def of_calibration(_: Study, folder: Path) -> dict[str, Found]:
-    file = folder / "nccl-tests.txt"
+def nccl_table(folder: Path) -> Path:
+    """Write the output of all_reduce_perf of nccl-tests."""
     rows = "8 2 float sum -1 40.0 1 1 0\n1073741824 268435456 float sum -1 12000 89.48 167.77 0\n"
-    file.write_text(f"# all_reduce_perf\n# size count type redop root time algbw busbw #wrong\n{rows}")
-    found = [calibrate_links(file, read_cluster("dgx-a100"), nodes=2).document()]
+    return write(
+        folder / "nccl-tests.txt", f"# all_reduce_perf\n# size count type redop root time algbw busbw #wrong\n{rows}"
+    )
+
+
+def of_calibration(_: Study, folder: Path) -> dict[str, Found]:
+    found = [calibrate_links(nccl_table(folder), read_cluster("dgx-a100"), nodes=2).document()]
     return {"A calibration": keys(found), "A size of a table": keys(each(found, "rows"))}
 
 
