@@ -30,7 +30,7 @@ _OF_COLLECTIVES = {"library", "overhead_s"}
 _FoundT = TypeVar("_FoundT", "RunDirectory", "PlannedSchedule")
 
 
-def written(name: str, *keys: str) -> object:
+def value_in_file(name: str, *keys: str) -> object:
     """Return a value of a scenario as it stands in its file, or in the preset or file of its cluster or workload.
 
     Args:
@@ -263,7 +263,7 @@ def picture_path(plot: Path, label: str, n_pictures: int) -> Path:
     return plot if n_pictures == 1 else plot.with_name(f"{plot.stem}-{label}{plot.suffix}")
 
 
-def with_links(scenario: Scenario, name: str) -> Scenario:
+def with_links_of_cluster(scenario: Scenario, name: str) -> Scenario:
     """Return a scenario whose ranks communicate over the links of another cluster; all else is its own.
 
     Args:

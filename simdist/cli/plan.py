@@ -66,7 +66,7 @@ def _export(
     session: common.CliSession, name: str, folder: Path, *, schedule: str | None, n_steps: int | None, force: bool
 ) -> None:
     """Write execution traces."""
-    from simdist.chakra.export import Export, Exported, cautions, refuse_size, write
+    from simdist.chakra.export import Export, Exported, cautions, refuse_size, write_traces
 
     found = []
     told: Scenario | None = None
@@ -89,7 +89,7 @@ def _export(
             def progress(n_ranks: int, label: str = label, world_size: int = plan.world_size) -> None:
                 bar.update(f"write {label}", n_ranks, world_size)
 
-            nbytes = write(export, folder, label, force=force, progress=progress)
+            nbytes = write_traces(export, folder, label, force=force, progress=progress)
             session.saved.append(str(folder / f"{label}.*.et"))
             found.append(Exported(label, export, folder, nbytes))
     session.result({"exports": [each.document() for each in found]}, "\n".join(each.text() for each in found))

@@ -82,7 +82,7 @@ def _show_loading(session: common.CliSession, name: str, schedule: str | None, *
     found = []
     with session.bar(line_every_s=_LINE_S) as bar:
         bar.update("read", 0, None)
-        bandwidth = inputs.written(name, "cluster", "storage", "bandwidth")
+        bandwidth = inputs.value_in_file(name, "cluster", "storage", "bandwidth")
         sources = inputs.usable(session, name, list(inputs.planned(session, name, schedule)), no_data)
         for number, source in enumerate(sources):
 
@@ -108,14 +108,18 @@ def _read_job(session: common.CliSession, name: str, options: WhatifOptions) -> 
     """
     if Path(name).is_dir():
         job = _from_directory(session, name, options)
-        return replace(job, scenario=inputs.with_links(job.scenario, options.cluster)) if options.cluster else job
+        return (
+            replace(job, scenario=inputs.with_links_of_cluster(job.scenario, options.cluster))
+            if options.cluster
+            else job
+        )
     if options.which:
         raise ScenarioError(
             f"{name}: --trace {options.which}: is a scenario, which has no traces; give a run directory"
         )
     scenario = inputs.read_scenario(session, name, is_compared=True)
     if options.cluster:
-        scenario = inputs.with_links(scenario, options.cluster)
+        scenario = inputs.with_links_of_cluster(scenario, options.cluster)
     if options.seed is not None:
         scenario = scenario.changed(seed=options.seed)
     steps = _places(scenario, options.steps)

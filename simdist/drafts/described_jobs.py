@@ -40,7 +40,7 @@ _ANY_SHARE = 0.5  # of the peak, where only FLOPs are asked for
 _MOST_WHOLE = 3e9  # parameters: with Adam, 16 B each are 48 GB, which leaves room for activations on a GPU of 80 GB
 
 
-def read(paths: Sequence[Path], *, sequence: int | None) -> DescribedJob:
+def read_described_job(paths: Sequence[Path], *, sequence: int | None) -> DescribedJob:
     """Read the files that describe a job together: one of them has the model, and others how it is trained.
 
     Raises:

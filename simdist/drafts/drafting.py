@@ -383,7 +383,11 @@ class _Drafting:
                 if given is not None:
                     raise ScenarioError(f"{option}: is for --from only: write it in a workload")
             return None
-        job = described_jobs.read(options.described, sequence=options.sequence) if options.described else None
+        job = (
+            described_jobs.read_described_job(options.described, sequence=options.sequence)
+            if options.described
+            else None
+        )
         if options.model:
             counted = self._counted_job(options.model)
             if options.workload is not None or (job and job.has_model):
