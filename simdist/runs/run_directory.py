@@ -221,8 +221,8 @@ def save_trace(trace: Trace, path: Path, *, on_disk: bool = False) -> None:
 def save_measured(path: Path, trace: Trace, *, report: str | None, reads: "Reads | None" = None) -> None:
     """Write the results of a run, the trace first; an interruption or full disk leaves the old files or the new ones.
 
-    All files are on the disk before the first is renamed. If the process is killed between two renames, `read_real_report`
-    still finds the report of the trace.
+    All files are on the disk before the first is renamed. If the process is killed between two renames,
+    `read_real_report` still finds the report of the trace.
 
     Args:
         path: The run directory.
