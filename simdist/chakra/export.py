@@ -343,14 +343,12 @@ class Exported:
         """Return an export as JSON.
 
         Columns:
-            schedule (str): Label.
-            digest (str): Digest of the plan.
+            schedule, digest (str): Label, digest of the plan.
             world_size (int): Ranks, and files.
             steps (int): Steps written.
-            traces (str): Pattern of the files.
-            groups (str): File with the ranks of each process group.
+            traces, groups (str): Pattern of the files, and file with the ranks of process groups.
             size (int): Bytes of all traces.
-            cautions (list): What consumers of the traces do not see, a text each.
+            cautions (list): What the traces do not show.
         """
         plan = self.export.plan
         return {

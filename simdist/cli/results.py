@@ -94,8 +94,8 @@ def _document(folders: Sequence[Path], table: Table, found: Columns) -> dict[str
 
     Columns:
         folders (list): Folders read (str).
-        baseline (str or null): Baseline of speed-ups. `null` if there are several.
-        missing (int): Rows of sweeps that are not computed yet, and runs without a trace.
+        baseline (str or null): Baseline of speed-ups. `null` if several.
+        missing (int): Rows not computed yet, and runs without a trace.
         failed (int): Rows that failed.
         rows (list): "A result".
     """

@@ -169,24 +169,14 @@ def _record(planned: PlannedSchedule, times: ScheduleTimes, done: _Simulated, fi
     """Return a simulated schedule as JSON.
 
     Columns:
-        schedule (str): Label.
-        step_s (float): Makespan / steps.
-        compute_s (float): The compute stream works.
-        comm_s (float): Exposed communication.
-        wait_s (float): Waiting for other ranks.
-        io_s (float): Loading, staging, saving.
-        host_s (float): The host is late or asleep.
-        makespan_s (float): Until the last rank is done.
+        schedule, digest (str): Label, digest of the plan.
+        makespan_s, step_s, compute_s, comm_s, wait_s, io_s, host_s (float): Times of the run and of a step.
         steps (int): Steps.
-        engine (str): `fast` or `des`.
-        engine_reason (str): Why no faster engine, or why `fast` is exact.
-        digest (str): Digest of the plan.
+        engine, engine_reason (str): `fast` or `des`, and why.
         trace (str or null): File written.
-        links_s (object): Only where links held ranks up: link, such as `nic_out[3]`, -> seconds (float) of `comm_s` and
-            `io_s`.
-        gradients_used (float): Only below 1: share of the batches that contribute to updates. Ranks that sit out or
-            arrive too late lose the rest.
-        late (object): Only where ranks are too late for at least 90 % of the updates: rank -> that share (float).
+        links_s (object): Only where links held ranks up: link, such as `nic_out[3]` -> seconds (float).
+        gradients_used (float): Only below 1: share of batches used.
+        late (object): Ranks too late for 90 % of the updates, if any: rank -> that share (float).
     """
     return {
         "schedule": times.label,

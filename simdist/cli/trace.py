@@ -1,15 +1,12 @@
 """`simdist trace`.
 
 Columns:
-    trace (str): File read.
-    chrome (str): File written, in the Trace Event Format: times in us, a rank is a process.
-    plan (str): Name of the plan.
-    digest (str): Digest of the plan.
+    trace, chrome (str): File read; file written, in the Trace Event Format.
+    plan, digest (str): Name and digest of the plan.
     source (str): Program that wrote the trace.
-    steps (int): Steps.
-    world_size (int): Ranks.
+    steps, world_size (int): Steps and ranks.
     makespan_s (float): Until the last operation is done.
-    late_steps (object): Only of schedules that drop late ranks: rank -> number of steps in which it was too late.
+    late_steps (object): Only of schedules that drop late ranks: rank -> steps in which it was too late.
 """
 
 import sys

@@ -60,12 +60,10 @@ class CalibratedLinks:
         """Return the calibration as JSON.
 
         Columns:
-            file (str): Output of nccl-tests.
-            op (str): The collective, or `sendrecv`.
-            nodes (int): Machines that it was measured on.
-            gpus_per_node (int): Ranks of a machine.
-            rows (list): [Times of each size](#a-size-of-a-table).
-            notes (list): What the table does not tell.
+            file, op (str): Output of nccl-tests; collective or `sendrecv`.
+            nodes, gpus_per_node (int): Machines, and ranks of one.
+            rows (list): "A size of a table".
+            notes (list): What the table does not show.
         """
         about = {"file": str(self.file), **picked(self, "op"), **picked(self.before, "nodes", "gpus_per_node")}
         return {**about, **picked(self, "rows", "notes")}
@@ -114,12 +112,9 @@ def _rows(table: NcclTable, before: Cluster, after: Cluster) -> list[dict[str, o
 
     Columns:
         nbytes (int): Size of the whole buffer.
-        measured_s (float): Seconds out of place.
-        busbw_Bps (float): Bus bandwidth that was measured.
-        simulated_s (float): Seconds with the cluster as given.
-        error (float): `simulated_s / measured_s - 1`.
-        calibrated_s (float): Seconds with the calibrated cluster.
-        calibrated_error (float): The error then.
+        measured_s, busbw_Bps (float): Measured out of place.
+        simulated_s, error, calibrated_s, calibrated_error (float): Time and error with the cluster as given, then
+            calibrated.
     """
     n = 2 if table.op == "sendrecv" else before.world_size
     found: list[dict[str, object]] = []

@@ -65,9 +65,8 @@ class Setting:
         """Return it as JSON.
 
         Columns:
-            setting (str): Name.
-            value (str): As the file has it.
-            source (str): Option, answer, environment variable or program that states it, or `guess`.
+            setting, value (str): Name and value, as in the file.
+            source (str): What states it, or `guess`.
             guessed (bool): Nothing states it.
         """
         return {"setting": self.name, "value": self.value, "source": self.source, "guessed": self.is_guessed}
@@ -214,11 +213,10 @@ class Draft:
         """Return the answer as JSON.
 
         Columns:
-            scenario (str): File written.
+            scenario, next (str): File written, next command.
             settings (list): "A setting of a new scenario".
-            next (str): Command to run next.
             model (object): Only with a PyTorch model: "A counted model".
-            calibrations (list): Only with tables of nccl-tests: "A calibration", for each.
+            calibrations (list): Only with tables of nccl-tests: "Calibrated links".
         """
         found: dict[str, object] = {"scenario": str(self.output)}
         found |= {"settings": [each.document() for each in self.settings], "next": self.following}

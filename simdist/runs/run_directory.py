@@ -163,9 +163,7 @@ def read_delays(path: Path, plan: Plan) -> dict[Channel, NDArray[np.float64]]:
     If a step has several micro-batches, arrays may have an axis for them after that of the steps.
 
     Columns:
-        host (float64 [steps, world_size]): Seconds by which the host is delayed.
-        compute (float64 [steps, world_size]): Seconds by which the compute stream is delayed.
-        io (float64 [steps, world_size]): Seconds by which loading is delayed.
+        host, compute, io (float64 [steps, world_size]): Seconds of delay.
 
     Raises:
         PlanError: The file is damaged or contains something else.

@@ -65,10 +65,9 @@ class Loss:
     """Cost of one kind of operation, or of one channel.
 
     Args:
-        name: Name of the operation. `between operations`: time that the plan does not explain.
+        name: Name of the operation. `between operations`: unexplained by the plan.
         channel (str): `host`, `compute`, `io` or `communication`.
-        slowdown: Slowdown if only these are as traced and everything else is ideal.
-        lost_s: What they alone add to the ideal.
+        slowdown, lost_s: Slowdown, and time added to the ideal, if only these are as traced.
     """
 
     name: str
@@ -155,10 +154,8 @@ class Slowdown:
         """Return one row per rank.
 
         Columns:
-            rank (int64): Rank.
-            node (int64): Its node.
-            slowdown (float64): Slowdown if only this rank is as traced and all others are ideal.
-            lost_s (float64): What it alone adds to an ideal step.
+            rank, node (int64): Rank and its node.
+            slowdown, lost_s (float64): As in "Cost of a rank".
         """
         return frame_of_records(
             {"rank": rank, "node": rank // self.ranks_per_node, "slowdown": slowdown, "lost_s": lost_s}

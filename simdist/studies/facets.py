@@ -254,10 +254,10 @@ class EpochMeans:
     """An epoch of a schedule with a data set, averaged over seeds. Rows of sweeps keep only its time.
 
     Args:
-        epoch: From 0.
-        seconds: From the end of the epoch before, or of staging, to its own.
-        stall_s: Seconds of data stalls, in each step of the rank that stalled longest.
-        hits: Share of the samples that came from each level of storage, the same with every seed.
+        epoch: Number.
+        seconds: From the previous epoch or staging.
+        stall_s: Data stalls of the rank that stalled longest in each step.
+        hits: Share of the samples from each level of storage.
     """
 
     epoch: int

@@ -148,16 +148,14 @@ def record(measured: ScheduleTimes) -> dict[str, object]:
     """Return the stored record of a measured row: seconds per step with every seed, and the means of its parts.
 
     Columns:
-        key (str): As in the design.
-        schedule (str): Label.
+        key, schedule (str): As in the design.
         engine (str): `fast` or `des`.
         step_s (list): Step time (float) with each seed.
-        compute_s, comm_s, wait_s, io_s, host_s (float): Time per step in each state, averaged over ranks and seeds.
-        gradients_used (float): Only below 1: share of the batches that contribute to updates.
-        staging_s (float): Only with a data set: time before the first epoch.
+        compute_s, comm_s, wait_s, io_s, host_s (float): States.
+        gradients_used (float): Only below 1: share of batches used.
+        staging_s (float): Only with a data set: time of staging.
         epochs_s (list): Only with a data set: time of each epoch (float), averaged over seeds.
-        failed (str): Kind of the error.
-        error (str): Its message.
+        failed, error (str): Kind of the error, and its message.
         crc32 (int): CRC-32 (zlib) of the line before `, "crc32"`, with `}` appended.
 
     Raises:
