@@ -343,14 +343,12 @@ class Exported:
         """Return an export as JSON.
 
         Columns:
-            schedule (str): Label.
-            digest (str): Digest of the plan.
+            schedule, digest (str): Label, digest of the plan.
             world_size (int): Ranks, and files.
             steps (int): Steps written.
-            traces (str): Pattern of the files.
-            groups (str): File with the ranks of each process group.
+            traces, groups (str): Pattern of the files, and file with the ranks of process groups.
             size (int): Bytes of all traces.
-            cautions (list): What consumers of the traces do not see, a text each.
+            cautions (list): What the traces do not show.
         """
         plan = self.export.plan
         return {
@@ -372,7 +370,7 @@ class Exported:
         return f"{self.label}: {count}: {files}.<rank>.et, process groups in {files}.json"
 
 
-def write(
+def write_traces(
     export: Export, folder: Path, prefix: str, *, force: bool, progress: Callable[[int], None] | None = None
 ) -> int:
     """Write `PREFIX.<rank>.et` for each rank and `PREFIX.json` with the process groups; return their total bytes.

@@ -1,10 +1,8 @@
 """`simdist presets`.
 
 Columns:
-    kind (str): `clusters`, `workloads` or `scenarios`.
-    name (str): Its name.
-    path (str): Its file.
-    settings (object): Contents of the file, with the keys of a scenario.
+    kind, name, path (str): `clusters`, `workloads` or `scenarios`; name; file.
+    settings (object): The file, with the keys of a scenario.
 """
 
 from collections.abc import Callable
@@ -64,7 +62,7 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
 @click.argument("kind", type=click.Choice(get_args(PresetKind)), required=False)
 @click.argument("name", required=False)
 @common.options
-def command(session: common.Session, *, kind: PresetKind | None, name: str | None) -> None:
+def command(session: common.CliSession, *, kind: PresetKind | None, name: str | None) -> None:
     """Show the clusters, workloads and scenarios that ship.
 
     A kind limits the list. A kind and a NAME print the preset's YAML.
@@ -105,13 +103,9 @@ def _cluster(name: str) -> _Facts:
     """Return a cluster that ships as JSON.
 
     Columns:
-        name (str): What a scenario calls it.
-        ranks (int): Nodes x GPUs per node.
-        nodes (int): Machines.
-        gpus_per_node (int): Ranks of a machine.
-        device (str): Name of the GPU.
-        network_Bps (float or null): Line rate of one NIC. `null`: unlimited.
-        source (str): Where its numbers are from.
+        name, device, source (str): Name, GPU, source of its numbers.
+        ranks, nodes, gpus_per_node (int): Ranks, machines, ranks of a machine.
+        network_Bps (float or null): Line rate of a NIC.
     """
     cluster = load_cluster(presets.path("clusters", name))
     return {
@@ -125,12 +119,9 @@ def _workload(name: str) -> _Facts:
     """Return a workload that ships as JSON.
 
     Columns:
-        name (str): What a scenario calls it.
-        parameters (int): Elements of all tensors.
-        nbytes (int): Their size.
-        tensors (int): Number of tensors.
+        name, source (str): Name, source of its numbers.
+        tensors, parameters, nbytes (int): Number of tensors, elements, size.
         batch_size (int): Samples per GPU and pass.
-        source (str): Where its numbers are from.
     """
     workload = load_workload(presets.path("workloads", name))
     return {
@@ -144,11 +135,8 @@ def _scenario(name: str) -> _Facts:
     """Return a scenario that ships as JSON.
 
     Columns:
-        name (str): What commands call it.
-        ranks (int): World size.
-        steps (int): Steps of a run.
-        cluster (str): Its cluster.
-        workload (str): Its workload.
+        name, cluster, workload (str): Its name, cluster and workload.
+        ranks, steps (int): Ranks and steps.
         schedules (list): Labels.
     """
     scenario = load(presets.path("scenarios", name))

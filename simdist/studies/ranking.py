@@ -119,8 +119,8 @@ class SummaryRow:
     Args:
         schedule: Label.
         simulated_s, measured_s: Makespan.
-        error: Error of the makespan.
-        simulated_speedup, measured_speedup: Step time of the baseline / step time of this schedule.
+        error: Its error.
+        simulated_speedup, measured_speedup: Speed-up over the baseline.
     """
 
     schedule: str

@@ -53,16 +53,13 @@ class OperationKind:
     Medians therefore have no error here; sums and instances are compared.
 
     Args:
-        op: Name, such as `all_reduce`.
-        stream (str): `host`, `compute`, `comm`, `average`, `io` or `save`.
-        group: The group of a collective. Empty for other operations.
-        count: Instances that ran in both traces, over all ranks.
-        simulated_s, measured_s: Median. Between two instances, a value at one of them or between.
+        op, stream, group: Name, such as `all_reduce`; stream; group of a collective.
+        count: Instances in both traces, over all ranks.
+        simulated_s, measured_s: Median.
         simulated_total_s, measured_total_s: Sum.
-        error (float or null): Error of the sums, and so of the means; outliers count. `null` where 0 was measured.
-        signed_instance_error (float or null): Median over instances of (simulated - measured) / measured, without those
-            measured as 0: the typical error.
-        instance_error (float or null): The same of abs(simulated - measured) / measured.
+        error (float or null): Error of the sums; outliers count. `null` where 0 was measured.
+        signed_instance_error (float or null): Median error of an instance, without those measured as 0.
+        instance_error (float or null): The same of absolute errors.
     """
 
     op: str
@@ -93,13 +90,11 @@ class Injection:
     """Measured lengths of injected delays, compared with the drawn ones.
 
     Args:
-        channel (str): What they delay: `host`, `compute`, `io`, `backward` or `overlap`.
+        channel (str): `host`, `compute`, `io`, `backward` or `overlap`.
         count: Delays above 0.
-        drawn_s: Sum of the delays, as drawn.
-        measured_s: Sum of the delays, as measured.
+        drawn_s, measured_s: Sum of the delays.
         difference_s: Largest difference, measured - drawn.
-        step: Step of that difference.
-        rank: Rank of that difference.
+        step, rank: Where that is.
     """
 
     channel: Channel

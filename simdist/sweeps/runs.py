@@ -63,9 +63,9 @@ class PlannedPoint:
         """Return the file of the point.
 
         Columns:
-            point (int): Number of the point, from 0.
+            point (int): Number.
             case (str): Its case, or empty.
-            sets (object): Column -> `written`, the value as in the sweep, and `value`, the same in SI units.
+            sets (object): Column -> `written`, the value as in the sweep, and `value`, in SI units.
         """
         choices = {name: {"written": each.written, "value": each.number} for name, each in self.choices.items()}
         return json.dumps({"point": self.number, "case": self.case, "sets": choices}, indent=1) + "\n"
@@ -173,7 +173,7 @@ class _RunRows:
     of_schedule: dict[str, Choice] = field(default_factory=dict)
 
 
-def read_runs(folder: Path, paths: Iterable[Path], *, baseline: str | None = None) -> Table:
+def read_run_table(folder: Path, paths: Iterable[Path], *, baseline: str | None = None) -> Table:
     """Read the traces of run directories.
 
     Speed-ups are over the baseline of the same point, from a trace of the same source.

@@ -133,7 +133,7 @@ def _records(task: Task, batch: TaskBatch) -> Iterator[Record]:
             found = failure("RunError", f"not enough memory: {error}; vary fewer steps, ranks or samples")
         except (Exception, SystemExit) as error:  # a defect of one row must not take thousands of others with it
             found = failure(type(error).__name__, str(error) or "no message")
-        yield written(row.key, found)
+        yield measurement_record(row.key, found)
 
 
 def _measure(task: Task, row: RowKey, scenario: Scenario | None, batch: TaskBatch) -> dict[str, object]:
@@ -148,16 +148,14 @@ def record(measured: ScheduleTimes) -> dict[str, object]:
     """Return the stored record of a measured row: seconds per step with every seed, and the means of its parts.
 
     Columns:
-        key (str): As in the design.
-        schedule (str): Label.
+        key, schedule (str): As in the design.
         engine (str): `fast` or `des`.
         step_s (list): Step time (float) with each seed.
-        compute_s, comm_s, wait_s, io_s, host_s (float): Time per step in each state, averaged over ranks and seeds.
-        gradients_used (float): Only below 1: share of the batches that contribute to updates.
-        staging_s (float): Only with a data set: time before the first epoch.
+        compute_s, comm_s, wait_s, io_s, host_s (float): States.
+        gradients_used (float): Only below 1: share of batches used.
+        staging_s (float): Only with a data set: time of staging.
         epochs_s (list): Only with a data set: time of each epoch (float), averaged over seeds.
-        failed (str): Kind of the error.
-        error (str): Its message.
+        failed, error (str): Kind of the error, and its message.
         crc32 (int): CRC-32 (zlib) of the line before `, "crc32"`, with `}` appended.
 
     Raises:
@@ -175,7 +173,7 @@ def record(measured: ScheduleTimes) -> dict[str, object]:
     }
 
 
-def written(key: str, found: dict[str, object]) -> Record:
+def measurement_record(key: str, found: dict[str, object]) -> Record:
     """Return a measurement, or the failure of one, as it is kept."""
     return Record(json.dumps({"key": key, **found}, allow_nan=False).encode(), "failed" in found)
 

@@ -123,10 +123,8 @@ class Breakdown:
         """Return one row per seed and rank.
 
         Columns:
-            seed (int64): Number of the seed, from 0.
-            rank (int64): Rank.
-            step_s (float64): Seconds per step. The states add up to it.
-            compute_s, comm_s, wait_s, io_s, host_s (float64): Seconds per step in each state.
+            seed, rank (int64): Seed, from 0, and rank.
+            step_s, compute_s, comm_s, wait_s, io_s, host_s (float64): Times per step.
         """
         require("pandas", extra="tables", what="a frame of results")
         import pandas as pd
