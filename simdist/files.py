@@ -23,7 +23,7 @@ from typing import IO, Any
 from simdist.errors import RunError, naming_file
 
 #: A document that is read as a whole has no more bytes, a line of any text file neither.
-MAX_FILE_NBYTES = 256 << 20
+MAX_DOCUMENT_NBYTES = 256 << 20
 MAX_LINE_NBYTES = 32 << 20
 _PART_NBYTES = 16 << 20
 _NO_WAIT = os.O_NONBLOCK if os.name == "posix" else 0  # a pipe without a writer does not hold up
@@ -80,7 +80,7 @@ def open_unpacked(path: Path | str) -> Iterator[BufferedReader | gzip.GzipFile]:
 
 
 def read_content(
-    path: Path | str, *, most_nbytes: int = MAX_FILE_NBYTES, line_nbytes: int | None = MAX_LINE_NBYTES
+    path: Path | str, *, most_nbytes: int = MAX_DOCUMENT_NBYTES, line_nbytes: int | None = MAX_LINE_NBYTES
 ) -> bytes:
     """Return the bytes of a file.
 

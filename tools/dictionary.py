@@ -6,8 +6,9 @@
 The docstring of the function, class or module that makes a table has a section `Columns:` with a line for each column,
 `name (type): meaning`; several names of one meaning stand together. Further tables of the same function have sections
 `Columns of NAME:`. A dataclass describes its fields in `Args:`, and their types follow from its annotations. The page
-has a marker `<!-- columns OBJECT -->` or `<!-- columns OBJECT NAME -->` where they go. The name of a heading in
-double quotes becomes a link to it. Sources are parsed, not imported, so this needs neither torch nor simdist.
+has a marker `<!-- columns OBJECT -->` or `<!-- columns OBJECT NAME -->` where they go; they end at the next heading.
+The name of a heading in double quotes becomes a link to it. Sources are parsed, not imported, so this needs neither
+torch nor simdist.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reference" / "data-dictionary.md"
-MARKED = re.compile(r"(<!-- columns (\S+)(?: (\w+))? -->\n).*?(<!-- end -->)", re.S)
+MARKED = re.compile(r"(<!-- columns (\S+)(?: (\w+))? -->\n).*?(?=\n#|\Z)", re.S)
 ENTRY = re.compile(r"([\w, ]+?)(?: \(([^)]*)\))?: (.*)")
 OF_ANNOTATION = {
     "Mapping": "object",
@@ -128,7 +129,7 @@ def updated(text: str) -> str:
             f"* {', '.join(f'`{name}`' for name in each.names)} ({each.type}): {linked(each.meaning)}\n"
             for each in columns(match[2], match[3])
         ]
-        return f"{match[1]}\n{''.join(lines)}\n{match[4]}"
+        return f"{match[1]}\n{''.join(lines)}"
 
     return MARKED.sub(described, text)
 

@@ -23,7 +23,7 @@ from simdist.schedules.hierarchical_sgd import HierarchicalSGD
 from simdist.settings.units import BytesPerSecond
 from simdist.studies import ranking
 from simdist.studies.held import with_links
-from simdist.studies.ranking import Order, StepTime
+from simdist.studies.ranking import PairOrder, StepTime
 from simdist.studies.validation import Validation, validate
 from simdist.traces.links import link_in_words
 from simdist.traces.trace import Trace
@@ -420,7 +420,7 @@ def _degrees_in_words(degrees: list[float]) -> str:
     return said if right == len(degrees) else f"{said}, the predicted one takes at most {max(degrees):.1%} longer"
 
 
-def order(results: list[Result]) -> Order:
+def order(results: list[Result]) -> PairOrder:
     """Compare the order of the schedules of each scenario, as predicted and as measured; put all pairs together."""
     scenarios: dict[tuple[str, str], list[StepTime]] = {}
     for each in results:

@@ -161,16 +161,12 @@ class DataRates:
     """Holds the measured rates and times.
 
     Args:
-        storage_Bps: Bytes per second of all ranks together.
-        client_Bps: Of the ranks of one node.
-        open_s: Seconds of a file besides its bytes.
-        disk_read_Bps: Of the ranks of a node together.
-        disk_write_Bps: Likewise.
-        disk_s: Seconds of a file besides its bytes.
-        memory_Bps: Of the ranks of a node together.
-        request_s: Seconds of a request to another node besides its bytes; None on one node.
+        storage_Bps: All ranks together.
+        client_Bps, disk_read_Bps, disk_write_Bps, memory_Bps: Ranks of a node together.
+        open_s, disk_s: Seconds of a file besides its bytes, from storage and from disk.
+        request_s: Seconds of a request to another node besides its bytes, if there is one.
         decode_s: CPU seconds of a sample.
-        storage_caches: Facts about caches that the storage's files came from, in words.
+        storage_caches: Caches behind the storage.
     """
 
     storage_Bps: float

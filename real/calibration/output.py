@@ -62,15 +62,14 @@ def raw_results(
 
     Columns:
         source (str): Program, machines, time.
-        nodes (int): Machines.
-        ranks_per_node (int): Ranks of a machine.
+        nodes, ranks_per_node (int): Machines, and ranks of one.
         gap_s (float): Time without traffic before each repetition.
         data (object): Only with `--data`: "Rates of storage".
         measurements (list): "A measured collective".
 
     Columns of measurements:
-        op (str): The collective, or `sendrecv`: half of a message there and back.
-        where (str): The members: `node`, `one per node`, `all per node`, `world`, `pair in node`, `pair of nodes`.
+        op (str): Collective, or `sendrecv`: half of a message there and back.
+        where (str): Members: `node`, `one per node`, `all per node`, `world`, `pair in node`, `pair of nodes`.
         n_members (int): Members of a group.
         nbytes (int): Size of the whole, as in nccl-tests.
         seconds (list): Time of every repetition (float), in every group that took part.

@@ -26,7 +26,7 @@ from torch import Tensor
 from real.checkpoints.store import DamagedError, JobIdentity, raise_problems
 from real.collectives import byte_transfer
 from simdist.errors import RunError, naming_file
-from simdist.files import MAX_FILE_NBYTES, open_regular, replacing
+from simdist.files import MAX_DOCUMENT_NBYTES, open_regular, replacing
 
 _INDEX_NAME = "index.json"
 
@@ -95,8 +95,8 @@ def _check_sizes(archive: zipfile.ZipFile, file_nbytes: int) -> None:
     nbytes = sum(info.file_size for info in members)
     if any(info.compress_type != zipfile.ZIP_STORED for info in members) or nbytes > file_nbytes:
         raise ValueError(f"its members have {nbytes:,} bytes, the file {file_nbytes:,}; a checkpoint is not compressed")
-    if archive.getinfo(_INDEX_NAME).file_size > MAX_FILE_NBYTES:
-        raise ValueError(f"its index has more than {MAX_FILE_NBYTES:,} bytes")
+    if archive.getinfo(_INDEX_NAME).file_size > MAX_DOCUMENT_NBYTES:
+        raise ValueError(f"its index has more than {MAX_DOCUMENT_NBYTES:,} bytes")
 
 
 @final

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from simdist.errors import ScenarioError
 from simdist.files import replacing
 from simdist.plan import Dataset
-from simdist.plan.index import COLUMNS, Entry, refuse_name
+from simdist.plan.index import INDEX_COLUMNS, Entry, refuse_name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +57,7 @@ def write_entries(entries: Iterable[Entry], path: Path) -> int:
     n_samples = 0
     with replacing(path, on_disk=True) as part, part.open("w", encoding="utf-8", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")
-        lines.writerow(COLUMNS)
+        lines.writerow(INDEX_COLUMNS)
         for each in entries:
             refuse_name(each.name, str(path))
             lines.writerow((each.name, each.label, each.nbytes, each.crc32))

@@ -83,12 +83,11 @@ def totals(rows: NDArray[np.int64]) -> Mapping[str, int]:
     """Return the sums of the counts of all ranks, by name.
 
     Columns:
-        samples_from_memory, samples_from_peer, samples_from_disk, samples_from_storage (int): Samples from the memory
-            of the own node, of another node, from the disk of the node, and from the storage.
-        bytes_from_memory, bytes_from_peer (int): Bytes of decoded samples.
-        bytes_from_disk, bytes_from_storage (int): Bytes of files.
+        samples_from_memory, samples_from_peer, samples_from_disk, samples_from_storage (int): Samples from each level.
+        bytes_from_memory, bytes_from_peer, bytes_from_disk, bytes_from_storage (int): Their bytes: decoded, or of
+            files.
         samples_not_as_planned (int): Samples from another level than planned.
-        samples_not_kept (int): Samples that memory had no room for, unlike in the plan.
+        samples_not_kept (int): Samples that memory had no room for.
     """
     sums = rows.sum(axis=(0, 1)).tolist()
     samples = {f"samples_from_{name}": sums[at] for at, name in enumerate(LEVELS)}

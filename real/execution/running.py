@@ -40,21 +40,17 @@ class RunReport:
     """Describes a run, in addition to its trace.
 
     Args:
-        run: Unique name of the run, also in the header of `trace.real.npz`.
-        digest: Digest of the plan.
-        program: Program that computed.
-        backend: Backend of collectives: `gloo` or `nccl`.
-        device: Device of computation.
+        run, digest: Unique name of the run, digest of the plan.
+        program, backend, device: Program; `gloo` or `nccl`; device of computation.
         hosts: Machine (str) of each rank.
-        versions: Versions (str) of the software.
+        versions: Software (str).
         makespan_s: From the common start to the end of the last operation.
-        clock_ahead_s: How far the clock of each rank was ahead of rank 0's: a list at the start, another at the end.
-        clock_uncertainty_s: Its uncertainty, in the same form. 0 for ranks on the machine of rank 0.
-        buffers_nbytes: Most bytes that the plan's buffers had at a time on each rank.
-        tracing_s: Time that a rank spent on recording times.
-        tracing_share: The same as a share of the makespan.
-        reads: Only with a data set: "Sums of what was read".
-        links: Only with misbehaving links: what performed that, as given by `--links`.
+        clock_ahead_s, clock_uncertainty_s: Lead of each rank's clock over rank 0's, and its uncertainty: at the start,
+            at the end.
+        buffers_nbytes: Peak bytes of the plan's buffers on each rank.
+        tracing_s, tracing_share: Time of a rank for recording times, and its share of the makespan.
+        reads: With a data set: "Sums of what was read".
+        links: Only with misbehaving links: the value of `--links`.
     """
 
     run: str

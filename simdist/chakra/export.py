@@ -177,7 +177,7 @@ def _communicates(op: Op) -> TypeGuard[Collective]:
 _VERSION = "0.0.4"  # version of the schema that consumers expect; 1.0.0 has the same messages
 _NODE_NBYTES = 180  # approximate size of a node: a name, dependencies and 5 to 8 attributes
 #: Larger exports are refused unless forced. Without loops, each step is written out.
-MAX_NBYTES = 2 * 10**9
+MAX_EXPORT_NBYTES = 2 * 10**9
 
 
 @dataclass(frozen=True)
@@ -307,18 +307,18 @@ def _node(instance: Instance, template: "Message", after: tuple[int, ...], secon
 
 
 def refuse_size(export: Export) -> None:
-    """Refuse an export that would be larger than `MAX_NBYTES`.
+    """Refuse an export that would be larger than `MAX_EXPORT_NBYTES`.
 
     Raises:
         PlanError: It would be larger. The message states the size, and the number of steps that fit.
     """
-    if export.nbytes <= MAX_NBYTES:
+    if export.nbytes <= MAX_EXPORT_NBYTES:
         return
-    fitting = int(export.n_steps * MAX_NBYTES / export.nbytes)
+    fitting = int(export.n_steps * MAX_EXPORT_NBYTES / export.nbytes)
     raise PlanError(
         f"plan {export.plan.name}: {export.n_steps:,} steps of {export.plan.world_size:,} ranks would take about "
         f"{format_nbytes(export.nbytes)}, for traces have no loops; "
-        + (f"--steps {fitting} takes {format_nbytes(MAX_NBYTES)}" if fitting else "a step is too large already")
+        + (f"--steps {fitting} takes {format_nbytes(MAX_EXPORT_NBYTES)}" if fitting else "a step is too large already")
         + "; --force writes all"
     )
 
@@ -343,14 +343,12 @@ class Exported:
         """Return an export as JSON.
 
         Columns:
-            schedule (str): Label.
-            digest (str): Digest of the plan.
+            schedule, digest (str): Label, digest of the plan.
             world_size (int): Ranks, and files.
             steps (int): Steps written.
-            traces (str): Pattern of the files.
-            groups (str): File with the ranks of each process group.
+            traces, groups (str): Pattern of the files, and file with the ranks of process groups.
             size (int): Bytes of all traces.
-            cautions (list): What consumers of the traces do not see, a text each.
+            cautions (list): What the traces do not show.
         """
         plan = self.export.plan
         return {
@@ -372,7 +370,7 @@ class Exported:
         return f"{self.label}: {count}: {files}.<rank>.et, process groups in {files}.json"
 
 
-def write(
+def write_traces(
     export: Export, folder: Path, prefix: str, *, force: bool, progress: Callable[[int], None] | None = None
 ) -> int:
     """Write `PREFIX.<rank>.et` for each rank and `PREFIX.json` with the process groups; return their total bytes.

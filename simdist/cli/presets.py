@@ -1,10 +1,8 @@
 """`simdist presets`.
 
 Columns:
-    kind (str): `clusters`, `workloads` or `scenarios`.
-    name (str): Its name.
-    path (str): Its file.
-    settings (object): Contents of the file, with the keys of a scenario.
+    kind, name, path (str): `clusters`, `workloads` or `scenarios`; name; file.
+    settings (object): The file, with the keys of a scenario.
 """
 
 from collections.abc import Callable
@@ -15,7 +13,7 @@ import click
 
 from simdist.cli import common
 from simdist.scenario import load, load_cluster, load_workload, presets
-from simdist.scenario.presets import Kind
+from simdist.scenario.presets import PresetKind
 from simdist.scenario.strict_yaml import parse
 from simdist.settings.base import picked
 from simdist.settings.units import format_Bps, format_like, format_nbytes
@@ -61,10 +59,10 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
 
 
 @click.command("presets")
-@click.argument("kind", type=click.Choice(get_args(Kind)), required=False)
+@click.argument("kind", type=click.Choice(get_args(PresetKind)), required=False)
 @click.argument("name", required=False)
 @common.options
-def command(session: common.Session, *, kind: Kind | None, name: str | None) -> None:
+def command(session: common.CliSession, *, kind: PresetKind | None, name: str | None) -> None:
     """Show the clusters, workloads and scenarios that ship.
 
     A kind limits the list. A kind and a NAME print the preset's YAML.
@@ -75,13 +73,13 @@ def command(session: common.Session, *, kind: Kind | None, name: str | None) -> 
         document = {"kind": kind, "name": name, "path": str(path), "settings": parse(text).root}
         session.result(document, text.rstrip("\n"))
         return
-    kinds: tuple[Kind, ...] = get_args(Kind) if kind is None else (kind,)
+    kinds: tuple[PresetKind, ...] = get_args(PresetKind) if kind is None else (kind,)
     facts = {each: _facts_of(each) for each in kinds}
     shown = {each: [_as_written(fact) if each == "clusters" else fact for fact in facts[each]] for each in kinds}
     session.result(facts, "\n\n".join(_table(each, shown[each]) for each in kinds))
 
 
-def _facts_of(kind: Kind) -> list[_Facts]:
+def _facts_of(kind: PresetKind) -> list[_Facts]:
     """Return the presets of a kind by name; the sizes of a model in ascending order."""
     found = [{"name": preset} | _FACTS[kind](preset) for preset in presets.names(kind)]
     return sorted(found, key=_family_and_size) if kind == "workloads" else found
@@ -105,13 +103,9 @@ def _cluster(name: str) -> _Facts:
     """Return a cluster that ships as JSON.
 
     Columns:
-        name (str): What a scenario calls it.
-        ranks (int): Nodes x GPUs per node.
-        nodes (int): Machines.
-        gpus_per_node (int): Ranks of a machine.
-        device (str): Name of the GPU.
-        network_Bps (float or null): Line rate of one NIC. `null`: unlimited.
-        source (str): Where its numbers are from.
+        name, device, source (str): Name, GPU, source of its numbers.
+        ranks, nodes, gpus_per_node (int): Ranks, machines, ranks of a machine.
+        network_Bps (float or null): Line rate of a NIC.
     """
     cluster = load_cluster(presets.path("clusters", name))
     return {
@@ -125,12 +119,9 @@ def _workload(name: str) -> _Facts:
     """Return a workload that ships as JSON.
 
     Columns:
-        name (str): What a scenario calls it.
-        parameters (int): Elements of all tensors.
-        nbytes (int): Their size.
-        tensors (int): Number of tensors.
+        name, source (str): Name, source of its numbers.
+        tensors, parameters, nbytes (int): Number of tensors, elements, size.
         batch_size (int): Samples per GPU and pass.
-        source (str): Where its numbers are from.
     """
     workload = load_workload(presets.path("workloads", name))
     return {
@@ -144,11 +135,8 @@ def _scenario(name: str) -> _Facts:
     """Return a scenario that ships as JSON.
 
     Columns:
-        name (str): What commands call it.
-        ranks (int): World size.
-        steps (int): Steps of a run.
-        cluster (str): Its cluster.
-        workload (str): Its workload.
+        name, cluster, workload (str): Its name, cluster and workload.
+        ranks, steps (int): Ranks and steps.
         schedules (list): Labels.
     """
     scenario = load(presets.path("scenarios", name))
@@ -161,8 +149,12 @@ def _scenario(name: str) -> _Facts:
     }
 
 
-_FACTS: dict[Kind, Callable[[str], _Facts]] = {"clusters": _cluster, "workloads": _workload, "scenarios": _scenario}
+_FACTS: dict[PresetKind, Callable[[str], _Facts]] = {
+    "clusters": _cluster,
+    "workloads": _workload,
+    "scenarios": _scenario,
+}
 
 
-def _table(kind: Kind, facts: list[_Facts]) -> str:
+def _table(kind: PresetKind, facts: list[_Facts]) -> str:
     return table_text(kind, _COLUMNS[kind], facts) if facts else f"{kind}\n\nnone"

@@ -30,14 +30,14 @@ _MOST_RUNS = 24
 
 @click.command("report")
 @click.argument("name", type=common.file_name, metavar="RUN|DIR")
-@click.option("-o", "--output", type=common.path, metavar="FILE", required=True, help="The .html file to write.")
+@click.option("-o", "--output", type=common.path_type, metavar="FILE", required=True, help="The .html file to write.")
 @common.baseline
 @click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Only steps A to B - 1 in the timeline.")
-@click.option("--cluster", type=common.path, metavar="FILE", help="Simulate this calibrated cluster instead.")
+@click.option("--cluster", type=common.path_type, metavar="FILE", help="Simulate this calibrated cluster instead.")
 @click.option("--open", "opens", is_flag=True, help="Open the page in the browser.")
 @common.options
 def command(
-    session: common.Session,
+    session: common.CliSession,
     name: str,
     *,
     output: Path,
@@ -62,7 +62,7 @@ def command(
 
 
 def _write(
-    session: common.Session,
+    session: common.CliSession,
     folder: Path,
     *,
     output: Path,
@@ -118,7 +118,9 @@ def _check_number(folder: Path) -> None:
         )
 
 
-def _report_sweep(session: common.Session, folder: Path, *, output: Path, baseline: str | None, making: Making) -> None:
+def _report_sweep(
+    session: common.CliSession, folder: Path, *, output: Path, baseline: str | None, making: Making
+) -> None:
     with session.bar() as bar:
         bar.update("read the sweep", 0, None)
         found = read_sweep_report(folder, baseline=baseline)
@@ -128,7 +130,7 @@ def _report_sweep(session: common.Session, folder: Path, *, output: Path, baseli
     session.result(_sweep_document(found, output, nbytes), _sweep_text(found, output, nbytes))
 
 
-def _report_learned(session: common.Session, path: Path, output: Path, making: Making) -> None:
+def _report_learned(session: common.CliSession, path: Path, output: Path, making: Making) -> None:
     try:
         found = json.loads(read_content(path))
         columns = learned_columns(found["rows"])
@@ -146,14 +148,9 @@ def _sweep_document(found: SweepReport, output: Path, nbytes: int) -> dict[str, 
     """Return a report of a sweep as JSON.
 
     Columns:
-        report (str): File written.
-        nbytes (int): Its size.
-        baseline (str): Label or kind.
-        sweep (str): Name.
-        points (int): Points of the sweep.
-        rows (int): Rows of the sweep.
-        failed (int): Rows that failed.
-        missing (int): Rows that are not computed yet.
+        report, baseline, sweep (str): File written, label or kind, name.
+        nbytes (int): Size of the file.
+        points, rows, failed, missing (int): Points, rows, rows that failed, rows not computed yet.
     """
     return {
         "report": str(output),
@@ -189,10 +186,9 @@ def _document(found: RunsReport, shown: list[Shown], output: Path, nbytes: int) 
     """Return a report as JSON.
 
     Columns:
-        report (str): File written.
+        report, baseline (str): File written, label.
         nbytes (int): Its size.
-        baseline (str): Label.
-        cluster (str or null): Cluster file of `--cluster`.
+        cluster (str or null): File of `--cluster`.
         spans (int): Spans in its timelines.
         runs (list): "A run in a report".
     """
@@ -210,18 +206,14 @@ def _run_document(found: RunsReport, each: Shown) -> dict[str, object]:
     """Return a run in a report as JSON.
 
     Columns:
-        schedule (str): Label.
-        label (str): Unique name of the run on the page.
-        run (str): Its directory.
-        digest (str): Digest of the plan.
+        schedule, run, digest (str): Label, directory, digest of the plan.
+        label (str): Unique name on the page.
         sources (object): `simulated` or `real` -> program that wrote that trace (str).
-        step_s (object): The same -> seconds per step (float).
-        speedup (object): The same -> step time of the baseline of the same folder / step time (float). `null` without a
-            baseline.
-        simulated_now (bool): It was simulated for the report, because of `--cluster` or because there was no trace.
-        steps (int): Steps of the run that are shown.
-        timeline_steps (list): `[first, stop]`, the steps in the timeline.
-        spans (int): Spans in its timeline.
+        step_s, speedup (object): The same -> seconds per step, and speed-up over the baseline of the same folder (float
+            or null).
+        simulated_now (bool): Simulated for the report.
+        steps, spans (int): Steps shown, spans in the timeline.
+        timeline_steps (list): `[first, stop]` of the timeline.
     """
     run = each.run
     rows = {origin: found.rows(origin).get(run.label) for origin in run.executions}

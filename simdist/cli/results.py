@@ -11,7 +11,7 @@ from simdist.cli import common, inputs
 from simdist.errors import ScenarioError
 from simdist.settings.base import plural
 from simdist.studies import facets
-from simdist.studies.columns import SCHEDULE, SPEEDUP, STATES, STEP_TIME, Column, factor_with_interval
+from simdist.studies.columns import SCHEDULE, SPEEDUP, STATE_COLUMNS, STEP_TIME, Column, factor_with_interval
 from simdist.studies.tables import table_text
 from simdist.sweeps.fastest import Fastest, fastest, fastest_columns
 from simdist.sweeps.results import csv_text, read_results, write_csv
@@ -33,15 +33,15 @@ _REASON_COLUMNS = (Column("reason", form=str), Column("rows", form="{:,}".format
 
 
 @click.command("results")
-@click.argument("folders", metavar="DIR...", type=common.path, nargs=-1, required=True)
-@click.option("--csv", type=common.path, metavar="FILE", help="Write the table to a CSV file; - is stdout.")
+@click.argument("folders", metavar="DIR...", type=common.path_type, nargs=-1, required=True)
+@click.option("--csv", type=common.path_type, metavar="FILE", help="Write the table to a CSV file; - is stdout.")
 @click.option("--fastest", "only_fastest", is_flag=True, help="Only the fastest schedule of each point, and its lead.")
 @click.option("--failed", "only_failed", is_flag=True, help="Only rows that failed, and why.")
 @click.option("--all", "shows_all", is_flag=True, help="Show all rows, however many there are.")
 @click.option("--baseline", metavar="LABEL", help="Compare with this schedule; that of the sweep if omitted.")
 @common.options
 def command(
-    session: common.Session,
+    session: common.CliSession,
     folders: tuple[Path, ...],
     *,
     csv: Path | None,
@@ -94,8 +94,8 @@ def _document(folders: Sequence[Path], table: Table, found: Columns) -> dict[str
 
     Columns:
         folders (list): Folders read (str).
-        baseline (str or null): Baseline of speed-ups. `null` if there are several.
-        missing (int): Rows of sweeps that are not computed yet, and runs without a trace.
+        baseline (str or null): Baseline of speed-ups. `null` if several.
+        missing (int): Rows not computed yet, and runs without a trace.
         failed (int): Rows that failed.
         rows (list): "A result".
     """
@@ -195,7 +195,7 @@ def _result_columns(table: Table) -> list[Column]:
     found = [SCHEDULE]
     if len({each.n_seeds for each in table.results}) > 1:  # as of a sweep and of runs of it
         found.append(Column("seeds", form=str))
-    found += [STEP_TIME, SPEEDUP, *STATES]
+    found += [STEP_TIME, SPEEDUP, *STATE_COLUMNS]
     for facet in facets.FACETS:
         if table.extras.intersection(facet.names):
             found += facet.brief

@@ -20,7 +20,7 @@ from simdist.runs import run_directory
 from simdist.runs.building import delay_sampler
 from simdist.runs.planned import PlannedSchedule
 from simdist.studies import facets
-from simdist.studies.columns import ENGINE, PLAIN_STEP_TIME, SCHEDULE, STATES
+from simdist.studies.columns import ENGINE, PLAIN_STEP_TIME, SCHEDULE, STATE_COLUMNS
 from simdist.studies.facets import LINKS, Simulated
 from simdist.studies.held import find_held, steady_held
 from simdist.studies.measuring import ScheduleTimes, times_of
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from simdist.engines.des import EventRun
     from simdist.engines.vector import VectorRun
 
-_COLUMNS = (SCHEDULE, PLAIN_STEP_TIME, *STATES, ENGINE)
+_COLUMNS = (SCHEDULE, PLAIN_STEP_TIME, *STATE_COLUMNS, ENGINE)
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,13 @@ class _Kept(Observer[_Simulated]):
 @click.command("simulate")
 @common.scenario_or_run
 @common.engine
-@click.option("-o", "--output", type=common.path, metavar="RUN", help="Write a run directory with the trace.")
+@click.option("-o", "--output", type=common.path_type, metavar="RUN", help="Write a run directory with the trace.")
 @common.schedule
-@common.plot
+@common.plot_option
 @common.force
 @common.options
 def command(
-    session: common.Session,
+    session: common.CliSession,
     name: str,
     *,
     engine: Engine,
@@ -119,7 +119,7 @@ def command(
             traces += [(label, done.trace)] if plot and done.trace else []
     tables = [table_text(f"{Path(name).name}: seconds per step, averaged over ranks", _COLUMNS, rows)]
     tables += facets_text(measured, measured[0])
-    tables += [f"{text}." for text in facets.sentences(measured)]
+    tables += [f"{text}." for text in facets.facet_sentences(measured)]
     tables += _reasons(rows, engine)
     session.result({"scenario": name, "rows": rows}, "\n\n".join(tables))
     if plot:
@@ -129,7 +129,7 @@ def command(
             session.draw(timeline_figure(trace), inputs.picture_path(plot, label, len(traces)))
 
 
-def _write(session: common.Session, planned: PlannedSchedule, *, force: bool) -> Path | None:
+def _write(session: common.CliSession, planned: PlannedSchedule, *, force: bool) -> Path | None:
     """Write the run directory that is asked for; return where the trace goes."""
     if planned.output is None:
         return planned.run.path if planned.run else None
@@ -169,24 +169,14 @@ def _record(planned: PlannedSchedule, times: ScheduleTimes, done: _Simulated, fi
     """Return a simulated schedule as JSON.
 
     Columns:
-        schedule (str): Label.
-        step_s (float): Makespan / steps.
-        compute_s (float): The compute stream works.
-        comm_s (float): Exposed communication.
-        wait_s (float): Waiting for other ranks.
-        io_s (float): Loading, staging, saving.
-        host_s (float): The host is late or asleep.
-        makespan_s (float): Until the last rank is done.
+        schedule, digest (str): Label, digest of the plan.
+        makespan_s, step_s, compute_s, comm_s, wait_s, io_s, host_s (float): Times of the run and of a step.
         steps (int): Steps.
-        engine (str): `fast` or `des`.
-        engine_reason (str): Why no faster engine, or why `fast` is exact.
-        digest (str): Digest of the plan.
+        engine, engine_reason (str): `fast` or `des`, and why.
         trace (str or null): File written.
-        links_s (object): Only where links held ranks up: link, such as `nic_out[3]`, -> seconds (float) of `comm_s` and
-            `io_s`.
-        gradients_used (float): Only below 1: share of the batches that contribute to updates. Ranks that sit out or
-            arrive too late lose the rest.
-        late (object): Only where ranks are too late for at least 90 % of the updates: rank -> that share (float).
+        links_s (object): Only where links held ranks up: link, such as `nic_out[3]` -> seconds (float).
+        gradients_used (float): Only below 1: share of batches used.
+        late (object): Ranks too late for 90 % of the updates, if any: rank -> that share (float).
     """
     return {
         "schedule": times.label,

@@ -19,11 +19,11 @@ from simdist.cost.costs import Resources
 #: as they are.
 _Way: TypeAlias = Literal["fabric", "sent", "received", "plain"]
 #: Which sends depend on each other: none in a round, those along a ring, or all of them.
-Order: TypeAlias = Literal["slowest", "ring", "line"]
+SendOrder: TypeAlias = Literal["slowest", "ring", "line"]
 #: Sends inside a domain, sends between domains, and how many of the latter are between leaves.
 _Chain: TypeAlias = tuple[int, int, int]
 #: Resources, each once, and the bytes on each.
-Load: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
+LinkLoad: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 _MOST_KEPT = 2**16  # messages; more are not worth 1 MiB
 
@@ -79,13 +79,13 @@ class Routes:
         self._dst = dst
         self._is_outside = wiring.resources.domain(src) != wiring.resources.domain(dst)
         self._is_far = wiring.resources.leaf(src) != wiring.resources.leaf(dst)
-        self._chains: dict[tuple[Order, int], tuple[_Chain, ...]] = {}
+        self._chains: dict[tuple[SendOrder, int], tuple[_Chain, ...]] = {}
         parts = self._parts()
         used = np.concatenate([each.resources for each in parts])
         self._resources, self._places = np.unique(used, return_inverse=True)
         self._uses = [each.use for each in parts]
 
-    def load(self, nbytes: Mapping[_Way, NDArray[np.float64]]) -> Load:
+    def load(self, nbytes: Mapping[_Way, NDArray[np.float64]]) -> LinkLoad:
         """Return the bytes on each resource, without resources that carry none.
 
         Args:
@@ -98,18 +98,18 @@ class Routes:
             return self._resources, totals
         return self._resources[flows], totals[flows]
 
-    def chains(self, order: Order, rounds: int) -> tuple[_Chain, ...]:
+    def chains(self, order: SendOrder, rounds: int) -> tuple[_Chain, ...]:
         """Return sends inside a domain, between domains, and between leaves, of the chains among which the slowest is.
 
         Args:
-            order: See `Order`.
+            order: See `SendOrder`.
             rounds: Number of rounds.
         """
         if (order, rounds) not in self._chains:
             self._chains[order, rounds] = tuple(dict.fromkeys(self._new_chains(order, rounds)))
         return self._chains[order, rounds]
 
-    def _new_chains(self, order: Order, rounds: int) -> list[_Chain]:
+    def _new_chains(self, order: SendOrder, rounds: int) -> list[_Chain]:
         n = len(self._is_outside)
         n_outside = int(np.count_nonzero(self._is_outside))
         n_far = int(np.count_nonzero(self._is_far))

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.cost.costs import Resources, Stage, Transfer
-from simdist.cost.routes import Load, Order, Routes, Wiring, routes_of
+from simdist.cost.routes import LinkLoad, Routes, SendOrder, Wiring, routes_of
 from simdist.plan.ops import Collective
 from simdist.scenario.cluster import ClusterHost
 from simdist.scenario.link import Link
@@ -120,7 +120,7 @@ class Paths:
     far_hops: NDArray[np.int64]
 
 
-_Latency: TypeAlias = Order | Paths
+_Latency: TypeAlias = SendOrder | Paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,7 @@ class Topology(Resources):
         wiring = Wiring(resources, self.switched, self.bridged, self.mesh, math.isfinite(self.host_Bps))
         return routes_of(wiring, messages.src, messages.dst)
 
-    def load(self, messages: Messages, routes: Routes) -> Load:
+    def load(self, messages: Messages, routes: Routes) -> LinkLoad:
         """Return the resources that messages use, each once, and the bytes on each."""
         return routes.load(
             {

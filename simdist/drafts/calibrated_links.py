@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simdist.errors import ScenarioError, naming_file
-from simdist.runs.nccl_tests import NcclTable, fitted, placed, read_table, simulated_s, with_launches
+from simdist.runs.nccl_tests import NcclTable, fitted, parse_nccl_table, placed, simulated_s, with_launches
 from simdist.scenario import Cluster
 from simdist.settings.base import picked
 from simdist.settings.units import format_nbytes
@@ -60,12 +60,10 @@ class CalibratedLinks:
         """Return the calibration as JSON.
 
         Columns:
-            file (str): Output of nccl-tests.
-            op (str): The collective, or `sendrecv`.
-            nodes (int): Machines that it was measured on.
-            gpus_per_node (int): Ranks of a machine.
-            rows (list): [Times of each size](#a-size-of-a-table).
-            notes (list): What the table does not tell.
+            file, op (str): Output of nccl-tests; collective or `sendrecv`.
+            nodes, gpus_per_node (int): Machines, and ranks of one.
+            rows (list): "A size of a table".
+            notes (list): What the table does not show.
         """
         about = {"file": str(self.file), **picked(self, "op"), **picked(self.before, "nodes", "gpus_per_node")}
         return {**about, **picked(self, "rows", "notes")}
@@ -101,7 +99,7 @@ def calibrate_links(
     """
     with naming_file(file, "read", ScenarioError):
         text = file.read_text(encoding="utf-8", errors="replace")
-    table = read_table(text, name=str(file), op=op)
+    table = parse_nccl_table(text, name=str(file), op=op)
     before = placed(table, cluster, nodes=table.nodes or nodes, gpus_per_node=table.gpus_per_node or gpus_per_node)
     after, notes = fitted(table, with_launches(table, before))
     source = f"{after.source} Calibrated with {table.op} of nccl-tests, {file.name}.".strip()
@@ -114,12 +112,9 @@ def _rows(table: NcclTable, before: Cluster, after: Cluster) -> list[dict[str, o
 
     Columns:
         nbytes (int): Size of the whole buffer.
-        measured_s (float): Seconds out of place.
-        busbw_Bps (float): Bus bandwidth that was measured.
-        simulated_s (float): Seconds with the cluster as given.
-        error (float): `simulated_s / measured_s - 1`.
-        calibrated_s (float): Seconds with the calibrated cluster.
-        calibrated_error (float): The error then.
+        measured_s, busbw_Bps (float): Measured out of place.
+        simulated_s, error, calibrated_s, calibrated_error (float): Time and error with the cluster as given, then
+            calibrated.
     """
     n = 2 if table.op == "sendrecv" else before.world_size
     found: list[dict[str, object]] = []

@@ -52,15 +52,12 @@ class CountedModel:
         """Return what was counted as JSON.
 
         Columns:
-            model (str): Module and function.
-            parameters (int): Elements of all trained tensors.
-            dtype (str): Type of most of them.
-            nbytes (int): Their size in that type.
-            frozen_parameters (int): Elements that are not trained and not exchanged.
-            buffers_nbytes (int): Size of buffers, which are not exchanged.
+            model, dtype (str): Module and function; type of most elements.
+            parameters, nbytes (int): Elements and size of all trained tensors.
+            frozen_parameters, buffers_nbytes (int): Frozen elements and size of buffers, which are not exchanged.
             flops (float or null): Forward FLOPs per sample. `null` without a sample.
-            batch_size (int or null): Samples of the returned batch. `null` if none was returned.
-            sample_nbytes (int): Size of a sample. 0 if it is not known.
+            batch_size (int or null): Samples of the returned batch, if any.
+            sample_nbytes (int): Size of a sample. 0: unknown.
             tensors (list): "Tensors of a model", in forward order.
             remarks (list): What the numbers do not show (str).
         """
@@ -197,10 +194,8 @@ def _tensor(found: dict[str, Any], n_samples: int | None, item_nbytes: int) -> d
 
     Columns:
         name (str): Name of its parameter.
-        count (int): Elements.
-        rows (int): Its first dimension.
-        nbytes (int): Its size.
-        flops (float): Forward FLOPs per sample that count for it. 0 without a sample.
+        count, rows, nbytes (int): Elements, first dimension, size.
+        flops (float): Forward FLOPs per sample. 0 without a sample.
     """
     return {
         **{key: found[key] for key in ("name", "count", "rows")},

@@ -122,7 +122,7 @@ class Contention:
         self._busy_s[components] = np.maximum(self._busy_s[components], end_s)
 
     def leave(self, until_s: Times) -> bool:
-        """See `Sharing`."""
+        """See `_Sharing`."""
         last_s = self._last_s()
         if self._is_coming_again or (last_s > until_s).any():
             return False
@@ -131,7 +131,7 @@ class Contention:
         return True
 
     def ends(self, op: Op, index: int, step: int, start_s: Times, end_s: Times) -> tuple[Times | None, int]:
-        """See `Sharing`."""
+        """See `_Sharing`."""
         entry = self._window.get(index)
         if entry is None:
             entry = self._enter(op, index, step, start_s, end_s)
@@ -302,7 +302,7 @@ class _EstimateOf:
     is_of_one: bool = False
 
     def ends(self, index: int, step: int, start_s: Times, end_s: Times) -> tuple[Times | None, int]:
-        """See `Sharing`."""
+        """See `_Sharing`."""
         if self.is_of_one:
             self.estimate.add(self.op, step, start_s, end_s, self.use.components)
         else:
@@ -314,7 +314,7 @@ class _EstimateOf:
         return True
 
     def of_one_rank(self) -> "_EstimateOf":
-        """See `Sharing`."""
+        """See `_Sharing`."""
         return _EstimateOf(self.estimate, self.op, self.use, is_of_one=True)
 
 
@@ -374,15 +374,15 @@ class _OfGroups:
     op: Op
 
     def ends(self, index: int, step: int, start_s: Times, end_s: Times) -> tuple[Times | None, int]:
-        """See `Sharing`."""
+        """See `_Sharing`."""
         return self.contention.ends(self.op, index, step, start_s, end_s)
 
     def leave(self, until_s: Times) -> bool:
-        """See `Sharing`."""
+        """See `_Sharing`."""
         return self.contention.leave(until_s)
 
     def of_one_rank(self) -> "_OfOne":
-        """See `Sharing`."""
+        """See `_Sharing`."""
         return _OfOne(self.contention, self.op)
 
 
@@ -394,7 +394,7 @@ class _OfOne:
     op: Op
 
     def ends(self, index: int, step: int, start_s: Times, end_s: Times) -> tuple[Times | None, int]:
-        """See `Sharing`."""
+        """See `_Sharing`."""
         self.contention.take(self.op, step, start_s, end_s)
         return end_s, index + 1
 

@@ -43,7 +43,7 @@ _BY_TIME = Enter(awaits="")  # for any buffer it may await
 _FEW_COLUMNS = 2  # up to this many columns, numpy finds the last of a group faster by `reduceat`
 
 
-class Sharing(Protocol):
+class _Sharing(Protocol):
     """Tells when the groups of an operation end that may share links with other transfers."""
 
     def ends(self, index: int, step: int, start_s: Times, end_s: Times) -> tuple[Times | None, int]:
@@ -66,7 +66,7 @@ class Sharing(Protocol):
         """
         ...
 
-    def of_one_rank(self) -> "Sharing":
+    def of_one_rank(self) -> "_Sharing":
         """Return what tells the ends of one group, `[1, n]`, that stands for all."""
         ...
 
@@ -101,7 +101,7 @@ class GroupMeeting:
 
     shape: tuple[int, int, int, int]
     seconds: float | Times
-    sharing: Sharing | None
+    sharing: _Sharing | None
     firsts: NDArray[np.int64] | None
     segments: Segments | None = None
     first_come: FirstCome | None = None
@@ -114,7 +114,7 @@ class GroupMeeting:
         n: int,
         *,
         seconds: float | Times = 0.0,
-        sharing: Sharing | None = None,
+        sharing: _Sharing | None = None,
         segments: Segments | None = None,
         first_come: FirstCome | None = None,
     ) -> "GroupMeeting":

@@ -76,15 +76,13 @@ def learning_document(
     """Return schedules that learned a task as JSON. `simdist report` draws it.
 
     Columns:
-        scenario (str): Its name.
-        baseline (str): Label.
+        scenario, baseline (str): Name and label.
         task (str): Name, or path of the file.
         target (str or null): In words.
+        target_value (float or null): Its value.
         evaluate_every (int): Steps between evaluations.
-        title (str): Title of the table.
-        meaning (str): Meaning of its columns.
-        metric (str): Metric of the target, or the training loss, in words.
-        target_value (float or null): Value of the target.
+        title, meaning, metric (str): Title of the table; meaning of its columns; metric of the target, or training
+            loss.
         rows (list): "A schedule that learns".
         sentences (list): What the rows do not show (str).
         curves (list): "A curve of a schedule that learns".

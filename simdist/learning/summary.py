@@ -99,31 +99,20 @@ def learned_row(one: Learned, base: Learned, target: Target | None) -> dict[str,
     """Return the row of a schedule as JSON: means over seeds, and their 95 % intervals `_ci95`.
 
     Columns:
-        schedule (str): Label, and the factor of the learning rate if it is not 1.
+        schedule (str): Label, and `lr_factor` if not 1.
         lr_factor (float): Factor of the task's learning rate.
-        runs (int): Runs, one for each seed.
-        reached (int): Runs that reach the target.
-        step_s (float): Simulated seconds per step.
-        step_s_ci95 (list or null): Its interval.
-        speedup (float): Per step, over the baseline.
-        speedup_ci95 (list or null): Its interval.
-        steps_to_target (float or null): Steps until the evaluation that finds the target reached. `null` if a run does
-            not reach it.
-        steps_to_target_ci95 (list or null): Its interval.
-        target_s (float or null): Simulated seconds until then.
-        target_s_ci95 (list or null): Its interval.
-        target_speedup (float or null): Speed-up in time to the target, paired by seeds.
-        target_speedup_ci95 (list or null): Its interval.
-        final (float or null): Metric of the target, or training loss, at the last evaluation.
-        final_ci95 (list or null): Its interval.
-        final_ranks (list or null): Lowest and highest metric of the ranks' own models at the last evaluation, means
-            over seeds. Not of the training loss.
-        drift (float or null): Distance of ranks' parameters from their average, as a share of its norm. The largest of
-            all evaluations.
-        curvature (float or null): Curvature of the loss along the largest drift: averaging lowered the loss by
-            curvature x drift^2 / 2. `null` without drift.
-        noise_scale (float or null): Gradient noise scale in samples, at the last evaluation that shows it, median of
-            seeds.
+        runs, reached (int): Runs, one for each seed, and those that reach the target.
+        step_s, speedup (float): Simulated, per step.
+        steps_to_target, target_s, target_speedup (float or null): Steps and simulated seconds until all runs reach the
+            target, and the speed-up in that time, paired by seeds.
+        final (float or null): Metric, or training loss, at the last evaluation.
+        step_s_ci95, speedup_ci95, steps_to_target_ci95, target_s_ci95, target_speedup_ci95, final_ci95 (list or null):
+            Intervals.
+        final_ranks (list or null): Lowest and highest `final` metric of ranks' own models.
+        drift (float or null): Largest distance of ranks' parameters from their average, as a share of its norm.
+        curvature (float or null): Curvature of the loss along it: averaging lowered the loss by curvature x drift^2 /
+            2.
+        noise_scale (float or null): Last gradient noise scale in samples, median of seeds.
 
     Args:
         one: The schedule.
@@ -180,7 +169,7 @@ def _curve(one: Learned, metric: Target) -> dict[str, Any]:
         schedule (str): Label, as in its row.
         steps (list): Steps before each evaluation (int).
         seconds (list): Simulated seconds until then, means over seeds (float).
-        mean, lowest, highest (list): Metric over seeds. `null` where a run has no value (float or null).
+        mean, lowest, highest (list): Metric over seeds (float or null).
     """
     values = one.values(metric)
     rows = {"mean": values.mean(axis=0), "lowest": values.min(axis=0), "highest": values.max(axis=0)}

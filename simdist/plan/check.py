@@ -10,11 +10,11 @@ from typing import NoReturn, assert_never
 from simdist.errors import PlanError
 from simdist.plan import Body, Buffer, Dataset, Group, Plan, algorithms, ops
 from simdist.plan.group import MAX_WORLD_SIZE
-from simdist.plan.lanes import KINDS, LANES, Kind, Lane
+from simdist.plan.lanes import KINDS, LANES, Lane, LaneKind
 from simdist.plan.plan import ITEM_NBYTES
 
 _MOST_SERVERS = 4096  # servers that take pushes and pulls one by one
-_ONE_LANE: tuple[Kind, ...] = ("host", "compute")  # a rank has one lane of each of these kinds
+_ONE_LANE: tuple[LaneKind, ...] = ("host", "compute")  # a rank has one lane of each of these kinds
 _MAX_SELECTED_FROM = 2**31 - 1  # elements; indices are int32
 
 
@@ -116,7 +116,7 @@ def _lane_problems(op: ops.Op) -> Iterator[str]:
         yield f"runs on the lane {lane.name!r} of kind {lane.kind}; it runs on one of kind {' or '.join(kinds)}"
 
 
-def _kinds_for(op: ops.Op) -> tuple[Kind, ...]:
+def _kinds_for(op: ops.Op) -> tuple[LaneKind, ...]:
     """Return the kinds of lanes that an operation may run on."""
     match op:
         case ops.Enter():

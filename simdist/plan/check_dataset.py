@@ -5,7 +5,7 @@ from typing import get_args
 
 from simdist.plan import LEVELS, Buffer, Dataset, Load, StageIn
 from simdist.plan.group import Group
-from simdist.plan.plan import MAX_FILE_NBYTES, MAX_NBYTES, MAX_SAMPLES, Eviction, Shuffle
+from simdist.plan.plan import MAX_DATASET_NBYTES, MAX_SAMPLE_FILE_NBYTES, MAX_SAMPLES, Eviction, Shuffle
 
 _KEEPS = ("memory", "disk")
 
@@ -39,9 +39,9 @@ def _size_problems(dataset: Dataset) -> Iterator[str]:
         yield f"file_nbytes has {len(sizes)} numbers; write one for all files, or {dataset.n_samples}"
     elif min(sizes) < 1:
         yield f"file_nbytes[{sizes.index(min(sizes))}] is {min(sizes)}; a file has at least 1 byte"
-    elif max(sizes) > MAX_FILE_NBYTES:
+    elif max(sizes) > MAX_SAMPLE_FILE_NBYTES:
         yield f"file_nbytes[{sizes.index(max(sizes))}] is {max(sizes)}; a file has at most 2^40 bytes"
-    elif (nbytes := sum(sizes) * (dataset.n_samples // len(sizes))) > MAX_NBYTES:
+    elif (nbytes := sum(sizes) * (dataset.n_samples // len(sizes))) > MAX_DATASET_NBYTES:
         yield f"all files have {nbytes} bytes; must be at most 2^62"
     for name, capacity in (("disk_nbytes", dataset.disk_nbytes), ("memory_nbytes", dataset.memory_nbytes)):
         if capacity is not None and capacity < 0:

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from simdist.errors import ScenarioError
 from simdist.files import read_content
-from simdist.plan.plan import MAX_FILE_NBYTES
+from simdist.plan.plan import MAX_SAMPLE_FILE_NBYTES
 from simdist.settings.units import read_whole
 
 INDEX = "index.csv"
-COLUMNS = ("name", "label", "nbytes", "crc32")
+INDEX_COLUMNS = ("name", "label", "nbytes", "crc32")
 _MAX_NBYTES = 2 << 30  # tens of millions of samples
 _INT64 = (-(2**63), 2**63 - 1)
 
@@ -83,8 +83,8 @@ def parse_entries(content: bytes, *, where: str) -> Iterator[Entry]:
     line_of: dict[str, int] = {}
     try:
         header = next(lines, [])
-        if tuple(header) != COLUMNS:
-            raise ScenarioError(f"{where}:1: {','.join(header)[:80]!r}: the header is {','.join(COLUMNS)}")
+        if tuple(header) != INDEX_COLUMNS:
+            raise ScenarioError(f"{where}:1: {','.join(header)[:80]!r}: the header is {','.join(INDEX_COLUMNS)}")
         for line in lines:
             entry = _parse_line(line, f"{where}:{lines.line_num}")
             if (first := line_of.setdefault(entry.name, lines.line_num)) != lines.line_num:
@@ -99,14 +99,14 @@ def parse_entries(content: bytes, *, where: str) -> Iterator[Entry]:
 
 
 def _parse_line(line: Sequence[str], where: str) -> Entry:
-    if len(line) != len(COLUMNS):
-        raise ScenarioError(f"{where}: {len(line)} columns ({','.join(line)[:80]!r}); there are {len(COLUMNS)}")
+    if len(line) != len(INDEX_COLUMNS):
+        raise ScenarioError(f"{where}: {len(line)} columns ({','.join(line)[:80]!r}); there are {len(INDEX_COLUMNS)}")
     name, label, nbytes, crc32 = line
     refuse_name(name, where)
     return Entry(
         name,
         _whole(label, "label", where, *_INT64),
-        _whole(nbytes, "nbytes", where, 1, MAX_FILE_NBYTES),
+        _whole(nbytes, "nbytes", where, 1, MAX_SAMPLE_FILE_NBYTES),
         _whole(crc32, "crc32", where, 0, 2**32 - 1),
     )
 

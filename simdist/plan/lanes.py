@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-Kind: TypeAlias = Literal["host", "compute", "comm", "io", "save"]
+LaneKind: TypeAlias = Literal["host", "compute", "comm", "io", "save"]
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[LaneKind, ...] = get_args(LaneKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Lane:
     """
 
     name: str
-    kind: Kind
+    kind: LaneKind
     communicator: str = ""
 
     @property

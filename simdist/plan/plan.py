@@ -68,8 +68,8 @@ _UNWRITTEN: dict[str, object] = {
 ITEM_NBYTES: dict[str, int] = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}
 INDEX_NBYTES = 4  # int32 indices of sparse buffers
 MAX_SAMPLES = 2**31  # each epoch draws a random number for every sample
-MAX_FILE_NBYTES = 2**40
-MAX_NBYTES = 2**62  # of all files; sums are int64
+MAX_SAMPLE_FILE_NBYTES = 2**40
+MAX_DATASET_NBYTES = 2**62  # of all files; sums are int64
 
 
 @dataclass(frozen=True, slots=True)

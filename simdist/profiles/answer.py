@@ -72,10 +72,9 @@ def summary_document(summary: JobSummary) -> dict[str, object]:
     """Return what a summary of collectives shows as JSON.
 
     Columns:
-        n_steps (int): Steps.
-        units (object): Elements of a unit (str) -> number of units of that size (int).
-        n_gathered_again (int): Units that are gathered again for the backward pass.
-        late_rank (int or null): The rank that comes last to most of what ranks wait for.
+        n_steps, n_gathered_again (int): Steps, and units gathered again for the backward pass.
+        units (object): Elements of a unit (str) -> units of that size (int).
+        late_rank (int or null): The rank that comes last most often.
         late_s (float): How long the others wait for it in a step, median of ranks.
         collectives (list): "Collectives in a summary".
     """
@@ -90,15 +89,13 @@ def _collective_summary_record(each: CollectiveSummary) -> dict[str, object]:
     """Return collectives of a summary as JSON.
 
     Columns:
-        kind (str): Kind, such as `all_gather`.
-        dtype (str): Type of the elements.
-        count (int): Elements of the whole.
-        nbytes (int): Bytes of the whole.
+        kind, dtype (str): Kind, such as `all_gather`, and type of the elements.
+        count, nbytes (int): Elements and bytes of the whole.
         n_ranks (int): Members of a group.
-        calls (int): Number of calls on each rank.
-        seconds (float): Mean time of a call on the rank that comes last.
-        last_rank (int): That rank.
-        late_s (float): How much longer a call takes on the other ranks, median.
+        calls (int): Calls on each rank.
+        last_rank (int): The rank that comes last.
+        seconds (float): Mean time of a call on it.
+        late_s (float): How much longer a call takes on the others, median.
     """
     return picked(each, "kind", "dtype", "count", "nbytes", "n_ranks", "calls", "seconds", "last_rank", "late_s")
 
@@ -107,50 +104,44 @@ def import_document(imported: ImportedJob, written: Sequence[Path]) -> dict[str,
     """Return what was found as JSON has it.
 
     Columns:
-        scenario (str): Its name.
-        world_size (int): Ranks of the job.
-        ranks (list): Ranks with a trace (int).
-        missing_ranks (list): Ranks without a trace (int).
-        nodes (int): Machines.
-        gpus_per_node (int): Ranks of a machine.
+        scenario (str): Name.
+        world_size (int): Ranks.
+        ranks, missing_ranks (list): Ranks (int) with and without a trace.
+        nodes, gpus_per_node (int): Machines, and ranks of one.
         steps (list): Steps (int) that all traces have, as the profiler numbers them.
         step (object): "A measured step and its prediction".
         base (object): "An undisturbed step".
-        tensors (int): Tensors of the model, or gradient buckets or units if the traces do not show tensors.
-        parameters_nbytes (int): Their size.
-        sharding (object or null): "A sharded model"; `null` if the model is not sharded.
+        tensors (int): Tensors, or gradient buckets or units if the traces do not show tensors.
+        parameters_nbytes (int): Size of the model.
+        sharding (object or null): "A sharded model", if so.
         where (object): "Where a step goes".
-        job (object): What the scenario leaves out: "The kind of job".
+        job (object): "The kind of job".
         collectives (list): "Collectives in the traces".
         stragglers (list): "A straggler in the traces".
-        repeated (list): Transient stragglers of the same ranks in the same place: "A repeated delay".
+        repeated (list): "A repeated delay".
         common (list): "A delay of all ranks at once".
-        noise (object): Delays that are noticeable but within the noise of all: `count` (int) of ranks and steps,
-            `seconds` (float) in sum, `told_from_s` (object): channel -> how late (float or null) a further delay must
-            be to be told from the noise.
-        uneven (list or null): How long the forward and backward passes of batches take, relative to the median (float):
-            5th and 95th percentile, if they differ in proportion. `null` if the work is even.
-        lost (object): "Shares of a step that are lost": simulated, or, if the scenario leaves out more than 2 % of the
-            job, from the latest rank of each step.
-        clock_skew_s (float): Largest difference between the clocks of ranks. It is corrected.
-        clock_residual_s (float): Difference between ranks in the end of a collective after that correction, median.
-        notes (list): What the traces do not show, and what was assumed, a text each.
-        files (list): Files written (str).
+        noise (object): Delays within the noise of all: `count` (int), sum in `seconds` (float), `told_from_s` (object):
+            channel -> least delay (float or null) that would stand out.
+        uneven (list or null): 5th and 95th percentile (float) of the time of batches relative to the median, if their
+            work differs.
+        lost (object): "Shares of a step that are lost".
+        clock_skew_s, clock_residual_s (float): Largest difference between the clocks of ranks, corrected, and the
+            median that remains at the end of a collective.
+        notes, files (list): Assumptions, and what the traces do not show; files written (str).
 
     Columns of step:
         measured_s (float): Mean over steps and traced ranks.
-        predicted_s (float): The first schedule of the scenario, that of the job, with the delays as they happened.
-        without_named_s (float): A measured step without what is lost to named delays: all of `lost` but noise.
+        predicted_s (float): The job's schedule with the delays as they happened.
+        without_named_s (float): A measured step without all of `lost` but noise.
         error (float): Error of the prediction.
 
     Columns of base:
         input_s (float): Until the batch is there.
-        forward_s (float): Forward pass and loss.
-        host_s (float): The device is idle, and not for communication.
-        backward_s (float): Backward passes: the sum of `buckets_s` times the passes of a step.
+        host_s (float): Device idle, not for communication.
+        forward_s, backward_s (float): Forward pass and loss; backward passes.
         buckets_s (list): Seconds (float) of one pass up to each gradient bucket, from the previous one.
         optimize_s (float): Update.
-        sharding_s (float): What `fully_shard` itself computes; the median.
+        sharding_s (float): Computing of `fully_shard` itself, median.
     """
     proof = imported.proof
     of_base = ("input_s", "forward_s", "host_s", "backward_s", "buckets_s", "optimize_s", "sharding_s")
@@ -180,15 +171,12 @@ def _sharding_record(model: ShardedModel) -> dict[str, object]:
     """Return how a job shards its model as JSON has it.
 
     Columns:
-        shard (int): Ranks that share a copy of the model.
-        replicas (int): Copies.
-        param_dtype (str): Type in which units are gathered.
-        reduce_dtype (str): Type in which gradients are reduced.
-        schedule (object): Settings of the schedule, as a scenario has them.
+        shard, replicas (int): Ranks that share a copy of the model, and copies.
+        param_dtype, reduce_dtype (str): Types of gathered units and of reduced gradients.
+        schedule (object): Settings of the schedule.
         units (list): "A unit of a sharded model", in forward order.
-        exposed_s (object): What was sent -> seconds (float) of a step in which a device computes nothing meanwhile,
-            with waiting for other ranks.
-        doubts (list): What the traces do not show, a text each.
+        exposed_s (object): What was sent -> exposed seconds (float) of a step, waiting included.
+        doubts (list): What the traces do not show.
     """
     sharding = model.sharding
     return {
@@ -203,13 +191,11 @@ def _unit_record(model: ShardedModel, number: int) -> dict[str, object]:
     """Return a unit of a sharded model as JSON has it.
 
     Columns:
-        name (str): Its modules; empty for the root, and if the traces do not name it.
-        is_root (bool): It holds what the other units do not.
-        elements (int): Elements that are gathered, with padding.
-        is_gathered_again (bool): It is freed after the forward pass.
-        is_reduced (bool): Its gradients are reduced; if not, its parameters are frozen.
-        forward_s (float): Its forward pass in an undisturbed step.
-        backward_s (float): Its backward pass.
+        name (str): Its modules; empty for the root, and if unknown.
+        is_root, is_gathered_again, is_reduced (bool): It holds what other units do not; it is freed after the forward
+            pass; it is not frozen.
+        elements (int): Elements gathered, with padding.
+        forward_s, backward_s (float): Its passes in an undisturbed step.
     """
     unit = model.sharding.units[number]
     forward_s, backward_s = model.seconds_of(number)
@@ -277,25 +263,21 @@ def _where_record(budget: StepBudget) -> dict[str, object]:
     """Return where steps went, in all and by rank.
 
     Columns:
-        step_s (float): A step.
-        compute_s (float): A kernel computes. On a CPU, an operator runs.
-        all_reduce_s, reduce_scatter_s, all_gather_s, all_to_all_s, broadcast_s, reduce_s (float): Exposed
-            communication: this collective is in progress, and nothing computes.
-        point_to_point_s (float): The same of sends and receives.
-        other_s (float): The same of collectives of unknown kind.
+        step_s (float): Sum.
+        compute_s (float): A kernel computes, or an operator on a CPU.
+        all_reduce_s, reduce_scatter_s, all_gather_s, all_to_all_s, broadcast_s, reduce_s, point_to_point_s, other_s
+            (float): Exposed communication, by collective. `point_to_point_s`: sends and receives. `other_s`: unknown
+            kinds.
         copy_s (float): Only a copy runs.
-        input_s (float): The device waits for its batch.
-        queued_s (float): Idle although the next kernel was launched: it waits for an event, or for something that the
-            traces do not show.
-        short_gap_s (float): Idle until the host launches the next kernel, in gaps of 0.5 ms or less. On a CPU, between
-            operators.
-        long_gap_s (float): The same, in longer gaps.
+        input_s (float): Idle, waiting for the batch.
+        queued_s (float): Idle although the next kernel was launched.
+        short_gap_s, long_gap_s (float): Idle until the host launches the next kernel, in gaps up to and over 0.5 ms.
         host_pause_s (float): The same, while no thread of the host runs an operator.
         fixed_s (float): Time that no schedule of communication changes.
-        removable_s (object): What the job is bound by -> seconds (float) that it costs, the largest first.
+        removable_s (object): Bottleneck -> seconds (float) that it costs, the largest first.
         verdict (str): The largest of these, in words.
-        ranks (list): The same parts by rank, with `rank` (int) and `ahead_s` (float): how far its host was ahead of its
-            device at the start of a step, median.
+        ranks (list): The parts by `rank` (int), with `ahead_s` (float): median lead of host over device at the start of
+            a step.
     """
     columns = [f"{part.name.lower()}_s" for part in StepPart]
     return {
@@ -312,15 +294,12 @@ def _kind_record(kind: JobKind) -> dict[str, object]:
     """Return the kind of job as JSON.
 
     Columns:
-        is_modelled (bool): The scenario leaves out 2 % of a step or less. If not, `tune` and `whatif` compare no
-            schedules.
-        names (list): How the model is spread over ranks besides data parallelism (str).
-        left_out (object): Kind of collective that is left out -> calls `per_step` (float) and their `share` (float) of
-            a step.
-        fixed (list): Exchanges that are part of no schedule, such as a gradient norm: their `kind` (str), `nbytes`
-            (int), number `per_step` (float) and exposed `seconds` (float) of a step, without waiting.
-        unseen_share (float): Share of a step in which devices are idle for reasons that the traces do not show.
-        share (float): Share of a step that is left out in all.
+        is_modelled (bool): The scenario leaves out at most 2 % of a step.
+        names (list): Parallelism besides data parallelism (str).
+        left_out (object): Kind of collective left out -> calls `per_step` (float) and `share` (float) of a step.
+        fixed (list): Exchanges of no schedule, such as a gradient norm: `kind` (str), `nbytes` (int), number `per_step`
+            (float) and exposed `seconds` (float).
+        share, unseen_share (float): Share of a step left out in all, and idle for unseen reasons.
     """
     left_out = {each: {"per_step": calls, "share": share} for each, (calls, share) in kind.left_out.items()}
     fixed = [picked(each, "kind", "nbytes", "per_step", "seconds") for each in kind.fixed]
@@ -458,16 +437,14 @@ def _straggler(slowed: SlowedJob, straggler: Straggler) -> dict[str, object]:
         kind (str): `persistent` (in most steps) or `transient`.
         ranks (list): The rank, or the ranks of a node (int).
         node (int or null): The node, if all of its traced ranks are late together.
-        is_traced (bool): The ranks have a trace. Without one, the waiting of others shows the delay, and `seconds` is a
-            lower bound.
-        channel (str): Channel of the delay: `host`, `compute` or `io`.
+        is_traced (bool): The ranks have a trace. If not, `seconds` is a lower bound.
+        channel (str): `host`, `compute` or `io`.
         steps (list): Steps with the delay (int).
-        seconds (float): Delay in each of these steps, compared with a typical rank. The device stood still or computed
-            for so much longer; what is hidden behind queued kernels does not count.
-        growth_s (float): Growth of the delay from one step to the next. 0 unless it grows or shrinks steadily.
-        place (object or null): "The place of a delay". `null` if the traces do not show it.
+        seconds (float): Exposed delay in each of these steps over a typical rank.
+        growth_s (float): Steady growth of the delay per step, or 0.
+        place (object or null): "The place of a delay", if known.
         factor (float or null): 1 + `seconds` as a share of the undisturbed computing (`compute`) or of the measured
-            step. `null` if that is 0.
+            step.
     """
     base_s = slowed.base.compute_s if straggler.channel == "compute" else slowed.step_s
     return asdict(straggler) | {
@@ -481,9 +458,8 @@ def _place_record(place: Place | None) -> dict[str, object] | None:
     """Return the place of a delay as JSON.
 
     Columns:
-        phase (str or null): `input`, `forward`, `backward` or `update`: what was late, or what the device computed
-            after a pause of the host. `null` if the delay is spread over several phases.
-        bucket (int or null): Of a backward pass, the gradient bucket that was late, from 1. `null` if several were.
+        phase (str or null): `input`, `forward`, `backward` or `update`. `null` if several.
+        bucket (int or null): Late gradient bucket, from 1. `null` if several.
         n_buckets (int): Gradient buckets of a step.
     """
     return picked(place, "phase", "bucket", "n_buckets") if place else None
@@ -493,12 +469,11 @@ def _repeated_record(found: Repeated) -> dict[str, object]:
     """Return a repeated delay as JSON.
 
     Columns:
-        ranks (list): The ranks (int).
-        channel (str): Channel of the delays.
+        ranks, steps (list): The ranks, and all steps (int).
+        channel (str): Channel.
         place (object or null): "The place of a delay".
-        steps (list): All steps (int).
         seconds (float): Delay of a step, mean.
-        every (float or null): Steps from one delay to the next, if that is about the same each time.
+        every (float or null): Steps between delays, if regular.
     """
     first = found.each[0]
     of_first = {**picked(first, "ranks", "channel"), "place": _place_record(first.place)}
@@ -509,11 +484,11 @@ def _common_record(found: CommonDelay) -> dict[str, object]:
     """Return a delay of all ranks at once as JSON.
 
     Columns:
-        channel (str): Channel of the delay.
+        channel (str): Channel.
         place (object or null): "The place of a delay".
         steps (list): Steps (int).
         seconds (float): Mean over these steps and all ranks.
-        every (float or null): Steps from one delay to the next, if that is about the same each time.
+        every (float or null): Steps between delays, if regular.
     """
     return picked(found, "channel", "steps", "seconds", "every") | {"place": _place_record(found.place)}
 
@@ -611,15 +586,13 @@ def _collective(imported: ImportedJob, each: CollectiveTimes) -> dict[str, objec
 
     Columns:
         kind (str): Kind, such as `all_reduce`.
-        nbytes (int or null): Size of the whole. `null` if the traces do not show it.
+        nbytes (int or null): Size of the whole, if known.
         n_ranks (int): Members of a group.
         between_nodes (bool): Members are on several machines.
         calls (int): Number of calls.
-        seconds (float): From the arrival of the last member to the end, median over calls. A low quantile if members
-            have no trace.
-        wait_share (float): Share of waiting for the last member in all the time that members spent in these calls.
-        predicted_s (float or null): Time on the links of the scenario. `null` for unknown sizes, unevenly spaced ranks,
-            and kinds other than all_reduce (of a sharded model, also all_gather and reduce_scatter).
+        seconds (float): From the arrival of the last member to the end, median.
+        wait_share (float): Share of waiting for the last member in the time of these calls.
+        predicted_s (float or null): Time on the scenario's links, if it can be known.
     """
     found = picked(each, "kind", "nbytes", "between_nodes", "calls", "seconds", "wait_share")
     return found | {"n_ranks": len(each.group), "predicted_s": _predicted_s(imported, each)}

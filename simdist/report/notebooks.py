@@ -33,7 +33,7 @@ from simdist.studies.columns import (
     PLAIN_STEP_TIME,
     SCHEDULE,
     SPEEDUP,
-    STATES,
+    STATE_COLUMNS,
     STEP_TIME,
     Column,
     combined,
@@ -76,7 +76,7 @@ _Pictured: TypeAlias = (
 #: A result with a table.
 _Shown: TypeAlias = _Pictured | Scenario | Sweep
 
-_COMPARED = (SCHEDULE, STEP_TIME, SPEEDUP, *STATES, ENGINE)
+_COMPARED = (SCHEDULE, STEP_TIME, SPEEDUP, *STATE_COLUMNS, ENGINE)
 _KNOBS = (
     Column("knob"),
     Column("time", "seconds", form=seconds),
@@ -147,14 +147,14 @@ def html_of(result: _Shown) -> str:
         case Scenario():
             return _scenario_html(result)
         case Comparison():
-            columns = combined(_COMPARED, facets.columns(result))
+            columns = combined(_COMPARED, facets.facet_columns(result))
             told = facets.told(result)
             tables = [_table(result.title, columns, [each.cells(told) for each in result])]
             tables += [_table(each.title, each.columns, each.records) for each in facets.tables(result, result.base)]
             return join([*tables, *(tag("p", f"{each}.") for each in result.remarks)])
         case Tuned():
             rows = [each.row.cells(()) for each in result.finalists]
-            return _table("finalists, with fresh seeds", (SCHEDULE, STEP_TIME, SPEEDUP, *STATES), rows)
+            return _table("finalists, with fresh seeds", (SCHEDULE, STEP_TIME, SPEEDUP, *STATE_COLUMNS), rows)
         case Table():
             return _sweep_html(result)
         case Sweep():
@@ -230,7 +230,7 @@ def _states_html(title: str, found: Breakdown) -> Html:
     record: dict[str, object] = {"step_s": float(found.step_s.mean()), **means}
     n_ranks = len(found.compute_s)
     counts = f"{n_ranks} {plural(n_ranks, 'rank')}, {found.n_steps} {plural(found.n_steps, 'step')}"
-    columns = (Column("step time", "step_s", form=format_seconds), *STATES)
+    columns = (Column("step time", "step_s", form=format_seconds), *STATE_COLUMNS)
     return _table(f"{title}: {counts}; seconds per step, average over ranks", columns, [record])
 
 

@@ -36,14 +36,10 @@ class ProvedPlan:
         """Return a plan as JSON.
 
         Columns:
-            schedule (str): Label.
-            digest (str): SHA-256 of the plan's operations, hexadecimal.
-            world_size (int): Ranks.
-            steps (int): Steps.
-            operations (int): Operation instances of a rank.
-            bodies (int): Distinct steps.
-            proved_ranks (int): Ranks that the proof followed. All, up to 256.
-            proved (list): Results of the proof: "Proof".
+            schedule, digest (str): Label; SHA-256 of the operations.
+            world_size, steps, operations, bodies (int): Ranks, steps, operation instances of a rank, distinct steps.
+            proved_ranks (int): Ranks that the proof followed: at most 256.
+            proved (list): "Proof".
             run (str or null): Directory written.
         """
         plan = self.built.plan
@@ -81,20 +77,16 @@ def _record(result: Result, applied: str | None) -> dict[str, object]:
     """Return what was proved; besides gradients and parameters, what is not as in most schedules.
 
     Columns:
-        steps (int): Number of steps with this result.
-        micro_batches (int): Passes whose gradients are summed. Absent for one pass per step.
-        gradients (object or null): The group over which gradients are averaged: `size` (int, ranks) and `stride` (int,
-            distance between members).
-        parameters (object or null): The group over which parameters are then averaged, in the same form.
-        late_steps (int): The average was sent this many steps earlier. Absent for an average of the same step.
-        tensors (list): Ranges of tensors that are averaged, each `[first, stop]`. Absent if all are.
-        mixing (float): Share of its own parameters that a rank keeps; the anchors make up the rest. Only with an outer
-            optimizer.
-        drop (int): Number of ranks, the last to arrive, that the mean gradient leaves out. Absent if it leaves out
-            none.
-        absent (list): Ranks that sit the step out. Absent if none do.
-        applied (str): What is applied instead of the mean gradient (top-k, PowerSGD). The rest is kept for the next
-            gradient. Absent otherwise.
+        steps (int): Steps with this result.
+        micro_batches (int): Passes whose gradients are summed, if several.
+        gradients, parameters (object or null): The group that averages gradients, then parameters: `size` and `stride`
+            (int, distance between members).
+        late_steps (int): Steps by which the average is delayed, if any.
+        tensors (list): Ranges `[first, stop]` of averaged tensors. Absent: all.
+        mixing (float): With an outer optimizer: share of its own parameters that a rank keeps.
+        drop (int): Last ranks that the mean gradient leaves out, if any.
+        absent (list): Ranks that sit the step out, if any.
+        applied (str): What replaces the mean gradient (top-k, PowerSGD), if so.
     """
     always = ("gradients", "parameters")
     plain = asdict(Result(result.gradients, result.parameters))

@@ -14,7 +14,7 @@ from simdist.cost.traffic import Background, Flight, LinkShares, Traffic
 from simdist.plan import Plan
 from simdist.scenario import Scenario
 from simdist.scenario.link_sampling import flights, link_shares
-from simdist.scenario.links import Endpoint, Flows, LinkDisturbance, LinkKind, LinkPersistent, LinkRecorded
+from simdist.scenario.links import Endpoint, LinkDisturbance, LinkKind, LinkPersistent, LinkRecorded, TrafficPattern
 
 
 def disturbed_price(plan: Plan, scenario: Scenario) -> Costs:
@@ -64,7 +64,7 @@ def _disturbances(scenario: Scenario) -> Iterator[tuple[int, LinkDisturbance]]:
     return ((i, each) for i, each in enumerate(scenario.disturbances) if isinstance(each, LinkDisturbance))
 
 
-def _flights(flows: Flows, seed: int, index: int) -> Iterator[Flight]:
+def _flights(flows: TrafficPattern, seed: int, index: int) -> Iterator[Flight]:
     return (Flight(*flight) for flight in flights(flows, seed=seed, index=index))
 
 
@@ -83,7 +83,7 @@ def _resources(link: LinkKind, node: int, resources: Resources) -> list[int]:
     return [resource for name, each in named.items() if name.startswith(link) for resource in each.tolist()]
 
 
-def _stage(flows: Flows, scenario: Scenario, resources: Resources) -> Stage:
+def _stage(flows: TrafficPattern, scenario: Scenario, resources: Resources) -> Stage:
     """Return one byte for each link that a flow passes, without unlimited links."""
     cluster = scenario.cluster
     ends: tuple[tuple[LinkKind, Endpoint], ...] = (("nic_out", flows.source), ("nic_in", flows.to))

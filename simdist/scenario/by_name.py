@@ -7,7 +7,7 @@ from simdist.scenario import Cluster, load_cluster, presets
 from simdist.settings.base import nearest
 
 
-def find_file(kind: presets.Kind, name: str, *, option: str = "", hint: str = "") -> Path:
+def find_file(kind: presets.PresetKind, name: str, *, option: str = "", hint: str = "") -> Path:
     """Return a file or, if there is none, that of the preset of that name.
 
     Args:

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from simdist.plan.group import Group
 from simdist.plan.ops import ALONE, Destination
-from simdist.plan.plan import MAX_NBYTES
+from simdist.plan.plan import MAX_DATASET_NBYTES
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.effects import Uses
 from simdist.schedules.job import Checkpoint
@@ -35,7 +35,7 @@ class CheckpointSettings(Settings):
 
     every: Annotated[StepsOrTime, Field(examples=[100])]
     what: Literal["parameters", "state"] | None = None
-    nbytes: Annotated[Nbytes, Field(ge=1, le=MAX_NBYTES)] | None = Field(default=None, alias="size")
+    nbytes: Annotated[Nbytes, Field(ge=1, le=MAX_DATASET_NBYTES)] | None = Field(default=None, alias="size")
     to: Destination = "storage"
     ranks: Literal["first", "all"] = "first"
     mode: Mode = "blocking"

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field, PlainSerializer, PlainValidator, ValidationInfo, model_validator
 
 from simdist.errors import ScenarioError
-from simdist.plan.plan import MAX_FILE_NBYTES, MAX_NBYTES, MAX_SAMPLES, Eviction, Shuffle
+from simdist.plan.plan import MAX_DATASET_NBYTES, MAX_SAMPLE_FILE_NBYTES, MAX_SAMPLES, Eviction, Shuffle
 from simdist.scenario.effects import Uses
 from simdist.schedules.job import Policy
 from simdist.settings.base import Settings, folder_of, refuse, shown
@@ -18,7 +18,7 @@ from simdist.settings.units import Factor, Nbytes, Whole, format_nbytes, parse_n
 
 _KEYS_PER_SIZE_BITS = 53
 _MOST_SIGMAS = 8.3  # no quantile of so many bits is farther from the median
-_MOST_OF_A_FILE = f"a file has {format_nbytes(MAX_FILE_NBYTES)} (2^40 B) or less"
+_MOST_OF_A_FILE = f"a file has {format_nbytes(MAX_SAMPLE_FILE_NBYTES)} (2^40 B) or less"
 
 
 class Lognormal(Settings):
@@ -29,7 +29,7 @@ class Lognormal(Settings):
         sigma: Standard deviation of the natural logarithm.
     """
 
-    median_nbytes: Annotated[Nbytes, Field(le=MAX_FILE_NBYTES)] = Field(alias="median")
+    median_nbytes: Annotated[Nbytes, Field(le=MAX_SAMPLE_FILE_NBYTES)] = Field(alias="median")
     sigma: Annotated[Factor, Field(le=10)]
 
     def drawn(self, n: int, seed: int) -> NDArray[np.int64]:
@@ -38,10 +38,12 @@ class Lognormal(Settings):
 
     def fault(self, n: int, seed: int) -> str | None:
         """Return what is wrong if a file of `n` that are drawn is too large, or all together are."""
-        if self.median_nbytes * math.exp(_MOST_SIGMAS * self.sigma) <= min(MAX_FILE_NBYTES, MAX_NBYTES / n):
+        if self.median_nbytes * math.exp(_MOST_SIGMAS * self.sigma) <= min(
+            MAX_SAMPLE_FILE_NBYTES, MAX_DATASET_NBYTES / n
+        ):
             return None  # no draw can be too large
         sizes = self._drawn(n, seed)
-        if (largest := float(sizes.max())) > MAX_FILE_NBYTES:
+        if (largest := float(sizes.max())) > MAX_SAMPLE_FILE_NBYTES:
             drawn = f"{{median: {format_nbytes(self.median_nbytes)}, sigma: {self.sigma:g}}} draws files of up to"
             return f"{drawn} {format_nbytes(largest)}; {_MOST_OF_A_FILE}: write a smaller median or sigma"
         return _fault_of_all(n, float(sizes.sum()))
@@ -56,11 +58,10 @@ class Lognormal(Settings):
 
 
 def _fault_of_all(n: int, nbytes: float) -> str | None:
-    if nbytes <= MAX_NBYTES:
+    if nbytes <= MAX_DATASET_NBYTES:
         return None
-    return (
-        f"{n:,} files have {format_nbytes(nbytes)}; all of a data set have {format_nbytes(MAX_NBYTES)} (2^62 B) or less"
-    )
+    most = format_nbytes(MAX_DATASET_NBYTES)
+    return f"{n:,} files have {format_nbytes(nbytes)}; all of a data set have {most} (2^62 B) or less"
 
 
 def read_sizes(path: Path) -> tuple[int, ...]:
@@ -105,7 +106,7 @@ def _one_file_nbytes(value: object, info: ValidationInfo) -> int:
     nbytes = parse_whole(value) if is_plain else parse_nbytes(value)
     if nbytes < 1:
         raise ValueError(f"{shown(value)}: a file has 1 B or more")
-    if nbytes > MAX_FILE_NBYTES:
+    if nbytes > MAX_SAMPLE_FILE_NBYTES:
         raise ValueError(f"{shown(value)}: {_MOST_OF_A_FILE}")
     return nbytes
 

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from simdist.plan.ops import Destination
 from simdist.schedules.job import Policy, uses_disk, uses_memory
 
-Source: TypeAlias = Literal["device", "memory", "storage"]
+EffectSource: TypeAlias = Literal["device", "memory", "storage"]
 WITHOUT_DATA = "has no effect: without data a batch is one request"
 
 
@@ -30,7 +30,7 @@ class Uses:
     """
 
     n_steps: int
-    source: Source
+    source: EffectSource
     has_data: bool
     policies: frozenset[Policy]
     saves_to: Destination | None

@@ -19,7 +19,7 @@ from numpy.random import Philox
 from numpy.typing import NDArray
 
 from simdist.scenario import links
-from simdist.scenario.links import Flows, LinkDisturbance
+from simdist.scenario.links import LinkDisturbance, TrafficPattern
 
 _Floats: TypeAlias = NDArray[np.float64]
 #: When a flow begins, seconds, and its bytes or its end; the other is None.
@@ -72,7 +72,7 @@ def link_shares(
             assert_never(disturbance)
 
 
-def flights(flows: Flows, *, seed: int, index: int) -> Iterator[_Flight]:
+def flights(flows: TrafficPattern, *, seed: int, index: int) -> Iterator[_Flight]:
     """Yield the flights of one flow in the order of their beginnings; `index` is that of the flows in the scenario."""
     match flows:
         case links.Steady(begin_s=begin_s, end_s=end_s):

@@ -312,11 +312,11 @@ class OnOff(_Flows):
 
 
 LinkDisturbance: TypeAlias = LinkPersistent | LinkJitter | LinkBursts | LinkOutages | LinkRecorded
-Flows: TypeAlias = Steady | Periodic | OnOff
+TrafficPattern: TypeAlias = Steady | Periodic | OnOff
 #: The classes by the `kind` that scenarios call them.
 LINK_KINDS = FixedKinds({each.model_fields["kind"].default: each for each in get_args(LinkDisturbance)})
 #: The same of the flows.
-FLOW_KINDS = FixedKinds({each.model_fields["kind"].default: each for each in get_args(Flows)})
+FLOW_KINDS = FixedKinds({each.model_fields["kind"].default: each for each in get_args(TrafficPattern)})
 
 
 def _lacking(link: LinkKind, cluster: Cluster) -> str | None:

@@ -10,7 +10,7 @@ from simdist.scenario.loading import Part, read_part
 from simdist.scenario.workload import TIMES, unmeasured
 from simdist.settings.base import nearest, refuse, shown
 
-Kind: TypeAlias = Literal["clusters", "workloads", "scenarios"]
+PresetKind: TypeAlias = Literal["clusters", "workloads", "scenarios"]
 
 _BASES = {"preset", "file"}
 
@@ -29,12 +29,12 @@ _RIVALS = {
 }
 
 
-def names(kind: Kind) -> list[str]:
+def names(kind: PresetKind) -> list[str]:
     """Return the names of all presets of a kind, in alphabetical order."""
     return sorted(file.stem for file in _folder(kind).glob("*.yaml"))
 
 
-def path(kind: Kind, name: str) -> Path:
+def path(kind: PresetKind, name: str) -> Path:
     """Return the file of a preset.
 
     Raises:
@@ -46,7 +46,7 @@ def path(kind: Kind, name: str) -> Path:
 
 
 @functools.cache
-def _read(part: Part, kind: Kind, name: str) -> dict[str, object]:
+def _read(part: Part, kind: PresetKind, name: str) -> dict[str, object]:
     """Return the keys and values of a preset, which stays as it is; sweeps need the same ones thousands of times."""
     return read_part(part, path(kind, name))
 
@@ -63,7 +63,7 @@ def expand(part: Part, value: object, *, folder: Path = Path()) -> object:
     >>> isinstance(tree, dict) and tree["nodes"]
     3
     """
-    kind: Kind = "clusters" if part == "cluster" else "workloads"
+    kind: PresetKind = "clusters" if part == "cluster" else "workloads"
     if isinstance(value, str):
         if value not in names(kind):
             raise ValueError(_unknown(kind, value))
@@ -94,7 +94,7 @@ def _refuse_other_batch(base: dict[str, object], overrides: dict[str, object]) -
         refuse("file", [(("batch_size",), unmeasured(size, stated))])
 
 
-def _unknown(kind: Kind, name: object) -> str:
+def _unknown(kind: PresetKind, name: object) -> str:
     if isinstance(name, str) and name.endswith((".yaml", ".yml")):
         return f"unknown preset {shown(name)}: if that is a file, write {{file: {name}}}"
     return f"unknown preset {shown(name)}: {nearest(name, names(kind))}"
@@ -141,7 +141,7 @@ def _at(tree: object, path: str) -> object:
     return tree
 
 
-def _folder(kind: Kind) -> Path:
-    if kind not in get_args(Kind):
-        raise ScenarioError(f"unknown kind of preset {shown(kind)}: {nearest(kind, get_args(Kind))}")
+def _folder(kind: PresetKind) -> Path:
+    if kind not in get_args(PresetKind):
+        raise ScenarioError(f"unknown kind of preset {shown(kind)}: {nearest(kind, get_args(PresetKind))}")
     return Path(str(resources.files("simdist.scenario") / "presets" / kind))

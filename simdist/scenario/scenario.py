@@ -23,9 +23,9 @@ from simdist.scenario.cluster import Cluster
 from simdist.scenario.data import DataSettings
 from simdist.scenario.disturbances import KINDS as DISTURBANCE_KINDS
 from simdist.scenario.disturbances import Disturbance, Interference, Recorded, UnevenWork
-from simdist.scenario.effects import WITHOUT_DATA, Source, Uses
+from simdist.scenario.effects import WITHOUT_DATA, EffectSource, Uses
 from simdist.scenario.facts import Imported
-from simdist.scenario.links import FLOW_KINDS, LINK_KINDS, Flows, LinkDisturbance
+from simdist.scenario.links import FLOW_KINDS, LINK_KINDS, LinkDisturbance, TrafficPattern
 from simdist.scenario.loading import SettingsT, in_full, read_text, validated
 from simdist.scenario.strict_yaml import path_text
 from simdist.scenario.uncertain import Range, check_ranges
@@ -33,7 +33,16 @@ from simdist.scenario.workload import Workload, other_batch_fault
 from simdist.schedules import KINDS as SCHEDULE_KINDS
 from simdist.schedules import GradientSchedule, Schedule, settings_of_name
 from simdist.schedules.job import Job, Policy, Shape, uses_disk, uses_memory
-from simdist.settings.base import Fault, Settings, SettingsGroup, choose, folder_of, refuse, shown, unchecked_copy
+from simdist.settings.base import (
+    Fault,
+    Settings,
+    SettingsGroup,
+    folder_of,
+    refuse,
+    shown,
+    unchecked_copy,
+    validate_by_kind,
+)
 from simdist.settings.units import EpochSteps, StepsOrTime, Whole, parse_seconds
 
 _MOST_SHOWN = 8  # schedules in a `repr`
@@ -97,7 +106,7 @@ class InputSettings(Settings):
         data: Data set read from storage, sample by sample; absent: a batch is one request.
     """
 
-    source: Source = "device"
+    source: EffectSource = "device"
     copy_method: Literal["pinned", "pageable"] = Field(default="pinned", alias="copy")
     prefetch: Annotated[Whole, Field(ge=1)] = 2
     readers: Annotated[Whole, Field(ge=1)] = 8
@@ -164,7 +173,9 @@ def _choose_disturbance(value: object, info: ValidationInfo) -> Disturbance | Li
     on = written.get("on", "host")
     if on != "link" and ("link" in written or written.get("kind") == "outages"):
         refuse("Disturbance", [(("on",), f"{shown(on)}: a disturbance of links: write on: link")])
-    disturbance: Disturbance | LinkDisturbance = choose(value, LINK_KINDS if on == "link" else DISTURBANCE_KINDS, info)
+    disturbance: Disturbance | LinkDisturbance = validate_by_kind(
+        value, LINK_KINDS if on == "link" else DISTURBANCE_KINDS, info
+    )
     cluster = info.data.get("cluster")
     n_steps = info.data.get("steps")
     if isinstance(disturbance, LinkDisturbance):
@@ -180,15 +191,15 @@ def _choose_disturbance(value: object, info: ValidationInfo) -> Disturbance | Li
     return disturbance
 
 
-def _choose_flows(value: object, info: ValidationInfo) -> Flows:
-    flows: Flows = choose(value, FLOW_KINDS, info)
+def _choose_flows(value: object, info: ValidationInfo) -> TrafficPattern:
+    flows: TrafficPattern = validate_by_kind(value, FLOW_KINDS, info)
     if cluster := info.data.get("cluster"):
         refuse("Flows", flows.cluster_faults(cluster))
     return flows
 
 
 def _choose_schedule(value: object, info: ValidationInfo) -> Schedule:
-    schedule: Schedule = choose(settings_of_name(value), SCHEDULE_KINDS, info)
+    schedule: Schedule = validate_by_kind(settings_of_name(value), SCHEDULE_KINDS, info)
     cluster = info.data.get("cluster")
     problems = schedule.problems(Shape(cluster.world_size, cluster.gpus_per_node)) if cluster else []
     workload = info.data.get("workload")
@@ -328,7 +339,7 @@ class Scenario(Settings):
         Annotated[SerializeAsAny[Disturbance | LinkDisturbance], BeforeValidator(_choose_disturbance)], ...
     ] = ()
     background: Annotated[
-        tuple[Annotated[Flows, BeforeValidator(_choose_flows)], ...], Field(exclude_if=lambda flows: not flows)
+        tuple[Annotated[TrafficPattern, BeforeValidator(_choose_flows)], ...], Field(exclude_if=lambda flows: not flows)
     ] = ()
     schedules: Annotated[
         tuple[Annotated[SerializeAsAny[Schedule], BeforeValidator(_choose_schedule)], ...],

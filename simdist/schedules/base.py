@@ -15,7 +15,7 @@ from simdist.plan.optimizers import OptimizerName
 from simdist.schedules import labels
 from simdist.schedules.job import POLICIES, Checkpoint, InputPath, Job, Policy, Shape
 from simdist.schedules.labels import LabelForm, Piece, piece
-from simdist.schedules.tuning import Allowance, Axis, ChangedSettings, Levels, Permit, Value
+from simdist.schedules.tuning import Allowance, Axis, ChangedSettings, Levels, Permit, TunedValue
 from simdist.settings.base import Settings, SettingsGroup, folder_of, key_of
 from simdist.settings.plugins import SCHEDULES, written_kind
 from simdist.settings.units import Whole
@@ -118,7 +118,7 @@ class Schedule(Settings, abc.ABC):
         return ()
 
     @classmethod
-    def axis(cls, name: str, values: Sequence[Value], permit: Permit | None = None) -> Axis:
+    def axis(cls, name: str, values: Sequence[TunedValue], permit: Permit | None = None) -> Axis:
         """Return an axis of a field, with the default of the field."""
         return Axis(name, tuple(values), cls.model_fields[name].default, permit)
 
@@ -147,18 +147,18 @@ class Schedule(Settings, abc.ABC):
             return None
         word, pieces = cls.label_form
         own, _, rest = label.partition("+")
-        of_input = labels.read(("", _INPUT), "+" + rest if rest else "")
+        of_input = labels.parse_label(("", _INPUT), "+" + rest if rest else "")
         if of_input is None:
             return None
         for at in [len(own), *(match.start() for match in labels.OTHERS.finditer(own))]:
-            found = labels.read((word, (*pieces, *cls.searched)), own[:at])
+            found = labels.parse_label((word, (*pieces, *cls.searched)), own[:at])
             others = labels.read_others(own[at:])
             if found is not None and others is not None and others.keys() <= cls.model_fields.keys():
                 return found | others | ({"input": of_input} if of_input else {})
         return None
 
     @classmethod
-    def label_of(cls, name: str, value: Value) -> str:
+    def label_of(cls, name: str, value: TunedValue) -> str:
         """Return the part of a candidate's label for an axis value that `default_label` does not show."""
         return "".join(each.text(value) for each in cls.searched if each.field in (name, key_of(name)))
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 #: Value of a setting.
-Value: TypeAlias = str | int | float | bool | None
+TunedValue: TypeAlias = str | int | float | bool | None
 
 #: Settings by attribute that are not the default.
-ChangedSettings: TypeAlias = tuple[tuple[str, Value], ...]
+ChangedSettings: TypeAlias = tuple[tuple[str, TunedValue], ...]
 
 #: Pairs of a period in steps and the ranks of a group, both growing.
 Levels: TypeAlias = tuple[tuple[int, int], ...]
@@ -40,8 +40,8 @@ class Axis:
     """
 
     name: str
-    values: tuple[Value, ...]
-    default: Value = None
+    values: tuple[TunedValue, ...]
+    default: TunedValue = None
     permit: Permit | None = None
 
 

@@ -23,7 +23,7 @@ from simdist.settings.units import format_seconds, format_share
 from simdist.stragglers import losses
 from simdist.stragglers.gains import Gain, Gains, find_gains
 from simdist.stragglers.losses import LOST, SLOWDOWN, STEP_COLUMNS, loss_records, slowest_text
-from simdist.stragglers.recording import as_recorded, measured_delays, only_steps, with_recording
+from simdist.stragglers.recording import as_recorded, delays_of_steps, measured_delays, with_recording
 from simdist.stragglers.slowdown import Slowdown, find_slowdown
 from simdist.stragglers.verdict import Pattern, find_pattern, interval_text, spread_sentence, verdict_sentence
 from simdist.studies.columns import PLAIN_SPEEDUP, PLAIN_STEP_TIME, SCHEDULE, Column
@@ -170,51 +170,37 @@ class WhatifAnswer:
         """Return all that was found; seconds are per step unless they are of one step.
 
         Columns:
-            job (str): RUN or SCENARIO, as on the command line.
-            schedule (str): Label of the analysed schedule.
-            trace (str): Program that wrote the trace.
-            world_size (int): Ranks.
-            first_step (int): First analysed step.
-            steps (int): Number of analysed steps.
+            job, schedule, trace (str): RUN or SCENARIO, label, program that wrote the trace.
+            world_size, first_step, steps (int): Ranks, first analysed step, number of steps.
             slowdown (float): `replayed_s` / `ideal_s`.
             lost_share (float): Share of the time that stragglers cost.
-            traced_s (float): As in the trace.
-            replayed_s (float): Replayed with everything in the trace.
-            explained_s (float): Replayed without the time between operations.
-            ideal_s (float): Replayed with ideal durations.
+            traced_s, replayed_s, explained_s, ideal_s (float): Step as in the trace; replayed; without the time between
+                operations; with ideal durations.
             pattern (object): "How a loss is spread".
             kinds (list): "Cost of a kind of operation", most first.
-            channels (list): The same of each channel: `channel`, `slowdown`, `lost_s`.
             ranks (list): "Cost of a rank".
-            nodes (list): The same of each node: `node`, `slowdown`, `lost_s`.
-            by_step (list): "The slowdown of a step", for every step.
-            slowest_ranks (list): The 3 % of the ranks (int) that cost most, at least one.
-            fixed_by_ranks (float or null): Share of the loss that vanishes if these ranks are ideal. `null` if
-                nothing is lost.
+            channels, nodes (list): The same of each `channel` and each `node`: `slowdown`, `lost_s`.
+            by_step (list): "The slowdown of a step".
+            slowest_ranks (list): The costliest 3 % of the ranks (int).
             slowest_node (int): The node that costs most.
-            fixed_by_node (float or null): Share of the loss that vanishes if this node is ideal. `null` if
-                nothing is lost.
+            fixed_by_ranks, fixed_by_node (float or null): Share of the loss that vanishes if these are ideal.
             stragglers (str): `pattern` in words.
             cluster (str or null): Value of `--cluster`.
-            gains (object or null): "Gains of other schedules". `null` if none are compared.
-            verdict (str or null): The fastest schedule, or why there is none. `null` if none are compared.
+            gains (object or null): "Gains of other schedules", if compared.
+            verdict (str or null): The fastest schedule, or why there is none.
             links (list): Only where links misbehaved: "What repairing a link would gain", most first.
-            gradients_used (float): Only below 1: share of the batches that contribute to updates. Ranks that sit out or
-                arrive too late lose the rest.
-            imported (object or null): Of an imported scenario: `step_s` (float) and `error` (float) of the traced step
-                and its reproduction, `parts_s` (object) of the step, `lost` (object): "Shares of a step that are
-                lost", `without_named_s` (float) of the step, `left_out` (str) of the scenario, `verdict` (str).
+            gradients_used (float): Only below 1: share of batches used.
+            imported (object or null): Of an imported scenario: `step_s` and `error` (float) of the traced step, its
+                `parts_s` (object), `lost` (object): "Shares of a step that are lost", `without_named_s` (float),
+                `left_out` and `verdict` (str).
 
         Columns of ranks:
-            rank (int): Rank.
-            node (int): Its node.
-            slowdown (float): Slowdown if only this rank is as traced and all others are ideal.
-            lost_s (float): What it alone adds to the ideal.
+            rank, node (int): Rank and its node.
+            slowdown, lost_s (float): Slowdown, and time added to the ideal, if only this rank is as traced.
 
         Columns of by_step:
             step (int): Step; of an imported job, as the profiler numbers it.
-            step_s (float): Its time.
-            ideal_s (float): Its ideal time.
+            step_s, ideal_s (float): Its time, and its ideal time.
             slowdown (float or null): The ratio. `null` if the ideal is 0.
             slowest_rank (int): The rank that alone costs this step most.
         """
@@ -274,7 +260,7 @@ class WhatifAnswer:
                 losses.slow_steps_line(found.step_slowdowns),
                 *_named(job.scenario.imported),
                 "",
-                losses.ALONE,
+                losses.EACH_ALONE,
                 "",
                 losses.kinds_text(document["kinds"]),
                 "",
@@ -412,8 +398,7 @@ def _links(job: WhatifJob) -> list[_Record]:
     Columns:
         link (str): Link, such as `nic_out[3]`.
         held_s (float): Time for which it held operations up, over all steps and ranks.
-        step_s (float): Step time of a replay without that.
-        speedup (float): Its speed-up.
+        step_s, speedup (float): Step time and speed-up of a replay without that.
     """
     if not job.scenario.has_links:
         return []
@@ -446,7 +431,7 @@ def _disturbed(job: WhatifJob, options: WhatifOptions, folder: Path) -> Scenario
         late_s = measured_delays(trace, undisturbed, costs)
     else:
         late_s = dict(job.run.delays)
-    scenario = with_recording(job.scenario, only_steps(late_s, chosen), folder)
+    scenario = with_recording(job.scenario, delays_of_steps(late_s, chosen), folder)
     return scenario if options.seed is None else scenario.changed(seed=options.seed)
 
 
@@ -463,29 +448,23 @@ def _gains_document(compared: Gains) -> _Record:
     """Return gains of other schedules as JSON.
 
     Columns:
-        baseline (str): Label of the schedule that others are compared with.
+        baseline (str): Label.
         baseline_step_s (float): Its step time, averaged over runs.
-        drawn (str): `recorded`: runs are assembled from a recording. `random`: every run draws its disturbances.
-            `fixed`: nothing is random.
-        runs (int): Runs of each schedule.
-        steps (int): Steps of each run of the baseline. Other schedules may run a few more to complete a period.
-        recorded_steps (int or null): Steps of the recording.
-        block_steps (int or null): Recorded steps that stay together.
-        rows (list): "The gain of a schedule", for the others.
-        fastest (str or null): The fastest of those that are faster on average.
-        best (str or null): The fastest of those that are surely faster.
+        drawn (str): Runs: `recorded` (from blocks of a recording), `random` or `fixed` (nothing is random).
+        runs, steps (int): Runs of each schedule, and steps of a run, without those that complete a period.
+        recorded_steps, block_steps (int or null): Steps of the recording, and how many stay together.
+        rows (list): "The gain of a schedule".
+        fastest, best (str or null): The fastest on average, and of those that are surely faster.
 
     Columns of rows:
         schedule (str): Label.
-        step_s (float): Averaged over runs.
-        speedup (float): Speed-up over the baseline.
-        speedup_95 (list or null): `[low, high]`, its 95 % interval. For random disturbances, it contains 95 % of the
-            runs. For a recording, it is as certain as that many recorded steps allow. `null` without one.
-        is_sure (bool): The whole interval is above 1.
+        step_s, speedup (float): Averaged over runs.
+        speedup_95 (list or null): `[low, high]`. Random disturbances: of 95 % of the runs. A recording: as certain as
+            its steps allow.
+        is_sure (bool): All of it is above 1.
         problem (str or null): Why there is no interval, if something is random.
         engine (str): `fast` or `des`.
-        gradients_used (float): Only below 1: share of the batches that contribute to updates. Ranks that sit out or
-            arrive too late lose the rest.
+        gradients_used (float): Only below 1: share of batches used.
     """
     best = compared.best
     fastest = compared.fastest

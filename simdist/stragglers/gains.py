@@ -105,11 +105,8 @@ class Gains:
 
         Columns:
             schedule (str): Label.
-            step_s (float64): Seconds per step, averaged over runs.
-            speedup (float64): Over the baseline.
-            speedup_low, speedup_high (float64): Ends of its interval; NaN without one.
+            step_s, speedup, speedup_low, speedup_high, gradients_used (float64): As in "The gain of a schedule".
             engine (str): `fast` or `des`; empty for the baseline.
-            gradients_used (float64): Share of the batches that contribute to updates.
         """
         base = Gain(self.baseline, self.baseline_step_s, 1.0, None, "")
         return [

@@ -12,7 +12,7 @@ from simdist.studies.tables import table_text
 
 ROUNDING_S = 1e-12
 SLOW = 1.1  # slowdown of a slow step
-ALONE = "Each line below stands alone: the slowdown if only this is as recorded and all else is ideal."
+EACH_ALONE = "Each line below stands alone: the slowdown if only this is as recorded and all else is ideal."
 
 SLOWDOWN = Column("slowdown", form=factor)
 LOST = Column("lost per step", "lost_s", form=seconds)

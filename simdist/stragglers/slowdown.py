@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.engines.replay import Timing, step_end_s, timing
+from simdist.engines.replay import Timing, replayed_step_end_s, timing
 from simdist.errors import TraceError
 from simdist.stragglers.ideal import (
     CHANNELS,
@@ -65,10 +65,9 @@ class Loss:
     """Cost of one kind of operation, or of one channel.
 
     Args:
-        name: Name of the operation. `between operations`: time that the plan does not explain.
+        name: Name of the operation. `between operations`: unexplained by the plan.
         channel (str): `host`, `compute`, `io` or `communication`.
-        slowdown: Slowdown if only these are as traced and everything else is ideal.
-        lost_s: What they alone add to the ideal.
+        slowdown, lost_s: Slowdown, and time added to the ideal, if only these are as traced.
     """
 
     name: str
@@ -155,10 +154,8 @@ class Slowdown:
         """Return one row per rank.
 
         Columns:
-            rank (int64): Rank.
-            node (int64): Its node.
-            slowdown (float64): Slowdown if only this rank is as traced and all others are ideal.
-            lost_s (float64): What it alone adds to an ideal step.
+            rank, node (int64): Rank and its node.
+            slowdown, lost_s (float64): As in "Cost of a rank".
         """
         return frame_of_records(
             {"rank": rank, "node": rank // self.ranks_per_node, "slowdown": slowdown, "lost_s": lost_s}
@@ -214,7 +211,7 @@ def typical_step_s(trace: Trace) -> float:
     """Return the seconds of a step without any stragglers: T_ideal of a trace."""
     traced = timing(trace)
     variants = Variants(traced, ideal(trace.plan, traced), [Kept(kinds=frozenset())])
-    return float(step_end_s(trace.plan, variants, n_variants=1)[-1, 0]) / trace.plan.n_steps
+    return float(replayed_step_end_s(trace.plan, variants, n_variants=1)[-1, 0]) / trace.plan.n_steps
 
 
 def _checked(trace: Trace, steps: range | None) -> range:
@@ -317,7 +314,9 @@ class _Analysis:
         for first in range(0, len(kept), at_once):
             some = kept[first : first + at_once]
             variants = Variants(self._traced, self._ideal, some)
-            ends_s = step_end_s(self._trace.plan, variants, n_variants=len(some), progress=self._reporter(len(some)))
+            ends_s = replayed_step_end_s(
+                self._trace.plan, variants, n_variants=len(some), progress=self._reporter(len(some))
+            )
             parts.append(_durations_s(ends_s, self._steps))
             self._n_done += len(some)
         return np.concatenate(parts, axis=1)
@@ -349,7 +348,7 @@ class _Analysis:
 
     def _replayed_s(self, durations: Timing) -> float:
         """Return the seconds of these steps with other durations."""
-        return float(_durations_s(step_end_s(self._trace.plan, durations, n_variants=1), self._steps).sum())
+        return float(_durations_s(replayed_step_end_s(self._trace.plan, durations, n_variants=1), self._steps).sum())
 
 
 def _durations_s(ends_s: _Floats, steps: range) -> _Floats:

@@ -36,9 +36,8 @@ class Pattern:
     Args:
         shape (str): The largest part: `persistent`, `transient` or `simultaneous`. `even` if hardly anything is lost,
             `unknown` with one step or one rank.
-        persistent (float or null): Share of the loss by the same ranks in every step. `null` if `even` or `unknown`.
-        transient (float or null): The same by single ranks in single steps.
-        simultaneous (float or null): The same by all ranks in the same steps.
+        persistent, transient, simultaneous (float or null): Share of the loss by the same ranks in every step, by
+            single ranks in single steps, by all ranks in the same steps.
     """
 
     shape: _Shape

@@ -161,7 +161,7 @@ IN_RANGES: tuple[Column, ...] = (
 PLAIN_STEP_TIME: Column = Column("step time", "step_s", form=seconds)
 PLAIN_SPEEDUP: Column = Column("speed-up", "speedup", form=factor)
 #: Seconds per step in each state of `simdist.traces.breakdown`.
-STATES: tuple[Column, ...] = tuple(Column(state, f"{state}_s", form=seconds) for state in STATE_NAMES)
+STATE_COLUMNS: tuple[Column, ...] = tuple(Column(state, f"{state}_s", form=seconds) for state in STATE_NAMES)
 ENGINE: Column = Column("engine")
 
 

@@ -21,12 +21,11 @@ from simdist.scenario.warnings import unstated
 from simdist.schedules import Schedule
 from simdist.settings.base import plural
 from simdist.settings.units import format_seconds
-from simdist.studies.columns import ENGINE, SCHEDULE, SPEEDUP, STEP_TIME, combined
-from simdist.studies.columns import STATES as STATE_COLUMNS
+from simdist.studies.columns import ENGINE, SCHEDULE, SPEEDUP, STATE_COLUMNS, STEP_TIME, combined
 from simdist.studies.draws import shared_delays, with_draws
-from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Simulated, ValueT, sentences, told
-from simdist.studies.facets import columns as columns_of_facets
+from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Simulated, ValueT, facet_sentences, told
 from simdist.studies.facets import doubts as doubts_of_facets
+from simdist.studies.facets import facet_columns as columns_of_facets
 from simdist.studies.measuring import TIMES_OF_DRAWS, Progress, ScheduleTimes, measure, times_of
 from simdist.studies.remarks import remarks_of
 from simdist.studies.statistics import Interval, is_wide, positive_interval, ratio_interval
@@ -101,38 +100,25 @@ class Row:
         """Return the line as JSON has it: a key per attribute, and the keys of facets that say something.
 
         Columns:
-            schedule (str): Label.
-            step_s (float): Seconds per step.
-            step_s_ci95 (list or null): `[low, high]`, the 95 % confidence interval over seeds. `null` with one seed.
-            speedup (float): Step time of the baseline / step time of this schedule.
-            speedup_ci95 (list or null): `[low, high]`, its 95 % confidence interval.
-            compute_s (float): The compute stream works.
-            comm_s (float): Exposed communication.
-            wait_s (float): Waiting for other ranks.
-            io_s (float): Loading, staging, saving.
-            host_s (float): The host is late or asleep.
-            engine (str): `fast` or `des`.
+            schedule, engine (str): Label; `fast` or `des`.
+            speedup (float): Step time of the baseline / of this schedule.
+            step_s_ci95, speedup_ci95 (list or null): `[low, high]`, the 95 % confidence interval over seeds, if
+                several.
+            step_s, compute_s, comm_s, wait_s, io_s, host_s (float): Times per step.
             seeds (int): Number of seeds.
             epochs (list): Only with a data set: "An epoch of a schedule".
-            staging_s (float): Only with a data set: time before the first epoch in which files are staged in.
-            added_s (object): Only with `checkpoints` or disturbed `links`: what they add to `step_s`, compared with the
-                same seeds without them.
-            links_s (object): Only where links held ranks up: link, such as `nic_out[3]`, -> seconds (float) of `comm_s`
-                and `io_s`.
-            gradients_used (float): Only below 1: share of the batches that contribute to updates. Ranks that sit out or
-                arrive too late lose the rest.
-            late (object): Only where ranks are too late for at least 90 % of the updates: rank -> that share (float).
-            shares (object): Only where something is `uncertain`: its path, `doubt.` and a kind, or `seeds`, -> the
-                share (float) of the variance of `speedup` that it causes alone. For the baseline, of `step_s`.
-            job_steps (float): Only with `train_for`: steps of the whole job. Of a time, those that fit.
-            job_s (float): Only with `train_for`: time of the whole job, at `step_s`.
-            memory_nbytes (int): Only of a schedule that shards the model, or needs more than the device has: bytes in
-                use on a device when most are, without disturbances.
-            memory_of_nbytes (object): The same bytes by what they are for: `parameters`, `optimizer`, `units` (gathered
-                parameters), `gradients`, `activations`, `communication`, `other`.
-            step_s_lo, step_s_hi (float): Only where something is `uncertain`: ends of the 90 % interval from seeds,
-                uncertain values and errors of published rows together.
-            speedup_lo, speedup_hi (float): The same of `speedup`.
+            staging_s (float): Only with a data set: time of staging before the first epoch.
+            added_s (object): What `checkpoints` and disturbed `links`, if any, add to `step_s`.
+            links_s, late (object): As in "A simulated schedule".
+            gradients_used (float): Likewise.
+            shares (object): With `uncertain` values: path, `doubt.` and kind, or `seeds` -> share (float) of the
+                variance of `speedup` (of the baseline, `step_s`).
+            job_steps, job_s (float): Only with `train_for`: steps and time of the whole job.
+            memory_nbytes (int): Of a sharded or too large model: peak bytes on a device.
+            memory_of_nbytes (object): The same by use: `parameters`, `optimizer`, `units` (gathered parameters),
+                `gradients`, `activations`, `communication`, `other`.
+            step_s_lo, step_s_hi, speedup_lo, speedup_hi (float): With `uncertain` values: 90 % intervals from seeds,
+                these values and published errors.
         """
         return self._usual() | self.facets.document() | self._ranges()
 
@@ -197,7 +183,7 @@ class Comparison(list[Row]):
     def notes(self) -> tuple[str, ...]:
         """What the rows do not show: gradients that are not used, numbers that are not stated, too few seeds."""
         of_scenario = unstated(self.scenario.cluster, self.scenario.schedules)
-        return (*sentences(self), *of_scenario, *doubts_of_facets(self.scenario, self), *too_few_seeds(self))
+        return (*facet_sentences(self), *of_scenario, *doubts_of_facets(self.scenario, self), *too_few_seeds(self))
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -208,10 +194,9 @@ class Comparison(list[Row]):
         """Return the comparison as JSON has it.
 
         Columns:
-            scenario (str): Its name.
-            baseline (str): Label.
+            scenario, baseline (str): Name and label.
             rows (list): "A schedule among others".
-            remarks (list): Settings without effect or probably wrong, and what the rows do not show (str).
+            remarks (list): Doubtful settings, and what the rows do not show (str).
         """
         rows = [each.document() for each in self]
         return {

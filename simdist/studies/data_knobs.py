@@ -55,13 +55,11 @@ class KnobEffect:
     """Effect of a knob.
 
     Args:
-        knob: Its name.
-        seconds: Staging and epochs, with it.
-        staging_s: Staging, with it.
-        stall_s: Stalls of each epoch (float), with it.
-        removed (float or null): Share of the waiting that it removes, below 0 if it adds waiting. `null` without
-            waiting.
-        removed_by_epoch: The same of the stalls of each epoch.
+        knob: Name.
+        seconds, staging_s: Staging and epochs; staging.
+        stall_s: Stalls of each epoch (float).
+        removed (float or null): Share of the waiting that it removes. Below 0, it adds some.
+        removed_by_epoch: The same of each epoch's stalls.
     """
 
     knob: str
@@ -90,12 +88,9 @@ class KnobEffects:
         """Return the schedule as it is, and with each knob.
 
         Columns:
-            knob (str): Its name; `as it is` in the first row.
-            seconds (float64): Staging and epochs.
-            staging_s (float64): Staging.
-            stall_s (float64): Stalls of all epochs.
-            removed (float64): Share of the waiting that the knob removes, below 0 if it adds waiting; NaN without
-                waiting.
+            knob (str): Name; `as it is` in the first row.
+            seconds, staging_s, stall_s (float64): Staging and epochs, staging, stalls of all epochs.
+            removed (float64): As in "Effect of a knob".
         """
         base = self.baseline
         as_it_is = (_AS_IT_IS, base.seconds, base.staging_s, base.waiting_s - base.staging_s, 0.0)

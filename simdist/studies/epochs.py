@@ -128,19 +128,11 @@ class Epochs:
         """Return one row per epoch.
 
         Columns:
-            epoch (int64): Number.
-            steps (int64): Number of its steps.
-            seconds (float64): From the end of the previous epoch, or of staging, until the last rank ended its last
-                step.
-            stall_s (float64): Stalls of the slowest rank of each step.
-            mean_stall_s (float64): Stalls averaged over ranks.
-            stall_share (float64): `stall_s` as a share of the epoch.
-            memory (int64): Samples from the memory of the own node, over all ranks.
-            peer (int64): Samples from the memory of another node.
-            disk (int64): Samples from the disk of the node.
-            storage (int64): Samples from the storage.
-            memory_nbytes, peer_nbytes (int64): Bytes of decoded samples.
-            disk_nbytes, storage_nbytes (int64): Bytes of files.
+            epoch, steps (int64): Number of the epoch, and of its steps.
+            seconds (float64): From the end of the previous epoch, or of staging.
+            stall_s, mean_stall_s, stall_share (float64): As in "An epoch of a trace".
+            memory, peer, disk, storage (int64): Samples from each level, over all ranks.
+            memory_nbytes, peer_nbytes, disk_nbytes, storage_nbytes (int64): Their bytes: decoded, or of files.
         """
         require("pandas", extra="tables", what="a frame of results")
         import pandas as pd
@@ -267,7 +259,7 @@ class EpochError:
 
     Args:
         epoch: Number.
-        simulated_s, measured_s: Time of the epoch.
+        simulated_s, measured_s: Its time.
         error: Error of that time.
     """
 

@@ -228,7 +228,7 @@ def told(rows: Sequence[Told]) -> list[Facet[Any]]:
     return [facet for facet in facets if any(facet.document(each.facets.of(facet)) for each in rows)]
 
 
-def columns(rows: Sequence[Told]) -> list[Column]:
+def facet_columns(rows: Sequence[Told]) -> list[Column]:
     """Return the columns that facets add to the table of schedules."""
     return [column for facet in told(rows) for column in facet.columns([each.facets.of(facet) for each in rows])]
 
@@ -239,7 +239,7 @@ def tables(rows: Sequence[Told], base: Told) -> list[FacetTable]:
     return [each for each in found if each]
 
 
-def sentences(rows: Sequence[Told]) -> list[str]:
+def facet_sentences(rows: Sequence[Told]) -> list[str]:
     """Return the sentences of facets, without full stops."""
     return [text for facet in told(rows) for text in facet.sentences([each.line(facet) for each in rows])]
 
@@ -254,10 +254,10 @@ class EpochMeans:
     """An epoch of a schedule with a data set, averaged over seeds. Rows of sweeps keep only its time.
 
     Args:
-        epoch: From 0.
-        seconds: From the end of the epoch before, or of staging, to its own.
-        stall_s: Seconds of data stalls, in each step of the rank that stalled longest.
-        hits: Share of the samples that came from each level of storage, the same with every seed.
+        epoch: Number.
+        seconds: From the previous epoch or staging.
+        stall_s: Data stalls of the rank that stalled longest in each step.
+        hits: Share of the samples from each level of storage.
     """
 
     epoch: int

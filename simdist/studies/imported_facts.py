@@ -63,12 +63,9 @@ def lost_record(lost: Lost) -> dict[str, object]:
     """Return shares of a step that are lost as JSON has them.
 
     Columns:
-        stragglers (float): Share that is lost to the delays of single ranks and nodes that the import names.
-        common (float): Share that is lost to delays of all ranks at once.
-        uneven (float): Share that is lost to uneven work: ranks wait for the one that has most.
-        noise (float): Share in which ranks wait for one another, late in turns, by no more than the noise of all
-            explains.
-        total (float): Their sum: what a job of typical ranks and steps would save.
+        stragglers, common, uneven, noise (float): Lost to named delays of ranks and nodes, to delays of all ranks at
+            once, to uneven work, to noise.
+        total (float): Their sum.
     """
     return {**lost.model_dump(), "total": lost.total}
 

@@ -99,16 +99,14 @@ class LoadingCost:
         """Return how a schedule loads its data as JSON.
 
         Columns:
-            schedule (str): Label.
-            run (str or null): Its directory.
-            digest (str): Digest of the plan.
-            traces (list): The simulated and the measured trace, where present: "The loading of a trace".
+            schedule, digest (str): Label, digest of the plan.
+            run (str or null): Directory.
+            traces (list): "The loading of a trace", simulated and measured, where present.
             errors (list): Of a measured run: "The error of an epoch".
-            hits_identical (bool or null): Every load on every rank read as many samples and bytes from each level as
-                the plan says. `null` without `real-reads.npz`.
-            hits_differences (list or null): A sentence (str) for each level that differs. `null` without
+            hits_identical (bool or null): Loads read what the plan says from each level. `null` without
                 `real-reads.npz`.
-            limits (list): For staging, if any, and for every epoch: "Lower bounds of an epoch".
+            hits_differences (list or null): Levels that differ (str).
+            limits (list): "Lower bounds of an epoch", also of staging.
             knobs (object or null): With `--knobs`: "Knobs".
         """
         source = self.source
@@ -206,9 +204,9 @@ def _knobs_document(turned: KnobEffects) -> _Record:
     """Return knobs as JSON.
 
     Columns:
-        seconds (float): Staging and epochs of the schedule as it is.
-        waiting_s (float): Staging and stalls in that time.
-        effects (list): "Effect of a knob", for each knob.
+        seconds (float): Staging and epochs as they are.
+        waiting_s (float): Staging and stalls in that.
+        effects (list): "Effect of a knob".
         missing (object): Knob -> the part of the scenario (str) that it needs.
     """
     effects = [asdict(effect) for effect in turned.effects]
@@ -219,9 +217,8 @@ def _trace_document(which: str, found: Epochs) -> _Record:
     """Return the loading of a trace as JSON.
 
     Columns:
-        which (str): `simulated` or `measured`.
-        source (str): Program that wrote the trace.
-        staging_s (float): Time before the first epoch in which files are staged in.
+        which, source (str): `simulated` or `measured`; program that wrote the trace.
+        staging_s (float): Time of staging.
         epochs (list): "An epoch of a trace".
     """
     epochs = [_epoch_record(epoch) for epoch in found.epochs]
@@ -232,17 +229,14 @@ def _epoch_record(epoch: Epoch) -> _Record:
     """Return an epoch of a trace as JSON.
 
     Columns:
-        epoch (int): Number.
-        steps (int): Number of its steps.
-        seconds (float): From the end of the previous epoch, or of staging, until the last rank ended its last step.
-        stall_s (float): Stalls of the slowest rank of each step.
-        stall_share (float): `stall_s` as a share of the epoch.
+        epoch, steps (int): Number of the epoch, and of its steps.
+        seconds (float): From the end of the previous epoch, or of staging.
+        stall_s, stall_share (float): Stalls of the slowest rank of each step, and their share.
         mean_stall_s (float): Stalls averaged over ranks.
-        hidden (bool): Compute hides the loading: less than 1 % of the epoch is stalled.
+        hidden (bool): Less than 1 % is stalled.
         hits (object): Share of the samples (float) from `memory`, `peer` (another node's memory), `disk` and `storage`.
-        samples (object): Samples (int) from each level, over all ranks.
-        nbytes (object): Bytes (int) from each level: of files for disk and storage, of decoded samples for memory and
-            peers.
+        samples, nbytes (object): Samples and bytes (int) from each level: of files for disk and storage, else of
+            decoded samples.
     """
     times = ("seconds", "stall_s", "stall_share", "mean_stall_s", "hits")
     return picked(epoch, *times, epoch="number", steps="n_steps", hidden="is_hidden") | {
@@ -256,16 +250,15 @@ def _limits_record(each: EpochLimits) -> _Record:
 
     Columns:
         epoch (int or null): Number. `null`: staging.
-        least_s (float): The largest of its limits.
-        limit (str): Name of that limit.
+        least_s (float): The largest limit.
+        limit, next_limit (str): Its name, and that of the largest with unlimited storage bandwidth.
         least_s_by_limit (object): Seconds (float) by limit. `computing` and `communication`: each collective alone.
             `server`, `operations`: storage bandwidth and operations. `clients`: their bandwidth from storage.
             `network`: NICs and switch, gradients included. `disk`, `memory`. `decoding`: workers, cores. `reading`:
             threads of a rank.
         storage_nbytes (float): Bytes read from storage.
-        next_limit (str): Name of the largest limit that remains with unlimited storage bandwidth.
-        needed_Bps (float or null): Bandwidth at which the busiest storage server takes as long as `next_limit`. `null`
-            where nothing is read from it or nothing else takes time.
+        needed_Bps (float or null): Bandwidth at which the busiest storage server takes as long as `next_limit`, if
+            needed.
     """
     own = ("epoch", "least_s", "storage_nbytes", "needed_Bps")
     return picked(each, *own, limit="name", next_limit="next_name", least_s_by_limit="seconds")

@@ -33,7 +33,7 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class PairOrder:
     """Pairs of schedules whose step times differ by more than 5 %, as predicted or as measured.
 
     Args:
@@ -82,7 +82,7 @@ def _are(count: int) -> str:
     return f"{count:,} {'is' if count == 1 else 'are'}"
 
 
-def order(times: Sequence[StepTime]) -> Order:
+def order(times: Sequence[StepTime]) -> PairOrder:
     """Compare the predicted order of schedules with the measured one, pair by pair.
 
     >>> found = order([StepTime("sync", 1.0, 1.0), StepTime("local", 0.8, 0.9), StepTime("hsgd", 0.92, 1.02)])
@@ -99,13 +99,13 @@ def order(times: Sequence[StepTime]) -> Order:
             faster, slower = sorted((a, b), key=lambda each: each.simulated_s)
             if slower.simulated_s > _CLEAR * faster.simulated_s:
                 unmeasured.append((faster.schedule, slower.schedule))
-    return Order(tuple(right), tuple(wrong), tuple(unmeasured))
+    return PairOrder(tuple(right), tuple(wrong), tuple(unmeasured))
 
 
-def together(orders: Iterable[Order]) -> Order:
+def together(orders: Iterable[PairOrder]) -> PairOrder:
     """Put the pairs of several scenarios together; schedules of different scenarios are not compared."""
     found = list(orders)
-    return Order(
+    return PairOrder(
         right=tuple(chain.from_iterable(each.right for each in found)),
         wrong=tuple(chain.from_iterable(each.wrong for each in found)),
         unmeasured=tuple(chain.from_iterable(each.unmeasured for each in found)),
@@ -119,8 +119,8 @@ class SummaryRow:
     Args:
         schedule: Label.
         simulated_s, measured_s: Makespan.
-        error: Error of the makespan.
-        simulated_speedup, measured_speedup: Step time of the baseline / step time of this schedule.
+        error: Its error.
+        simulated_speedup, measured_speedup: Speed-up over the baseline.
     """
 
     schedule: str
@@ -145,7 +145,7 @@ class Summary:
 
     baseline: str
     rows: tuple[SummaryRow, ...]
-    order: Order
+    order: PairOrder
     median_error: float
     worst_error: float
 

@@ -62,18 +62,14 @@ class RunCollectives:
         """Return the collectives of a run as JSON.
 
         Columns:
-            schedule (str): Label.
-            run (str): Its directory.
-            digest (str): Digest of the plan.
-            steps (int): Steps.
-            world_size (int): Ranks.
-            traces (list): The simulated and the measured trace, where present: "The collectives of a trace".
+            schedule, run, digest (str): Label, directory, digest of the plan.
+            steps, world_size (int): Steps and ranks.
+            traces (list): "The collectives of a trace", simulated and measured, where present.
 
         Columns of traces:
             which (str): `simulated` or `measured`.
-            trace (str): The file.
-            source (str): Program that wrote it.
-            wait_share (float or null): Share of waiting in all the time that ranks spent in collectives.
+            trace, source (str): File and its program.
+            wait_share (float or null): Share of waiting in the time of collectives.
             collectives (list): "A kind of collective".
         """
         plan = self.run.plan
@@ -146,22 +142,17 @@ def _record(row: CollectiveRow) -> dict[str, object]:
     """Return a kind of collective as JSON.
 
     Columns:
-        op (str): Name, such as `all_reduce`.
-        group (object): `size` (int, ranks) and `stride` (int, distance between members).
-        algorithm (str): As the plan asks. `auto` leaves it to the cluster's library.
-        nbytes (int): Size of the whole, including the indices of sparse data.
+        op, algorithm, dtype (str): Name, such as `all_reduce`; algorithm of the plan; type of elements.
+        group (object): `size` and `stride` (int, distance between members).
+        nbytes (int): Size of the whole, with indices.
         count (int): Elements. For all_gather and reduce_scatter, of one rank.
-        dtype (str): Type of the elements.
-        sparse (bool): As many indices come with the elements.
-        calls (int): Calls in all groups. A call that some member did not finish does not count.
-        time_s (float): From the arrival of the last member to the end of the last one, median over calls.
-        algbw_Bps (float or null): `nbytes` over that time.
-        busbw_Bps (float or null): `algbw_Bps` times the factor of nccl-tests.
-        wait_median_s (float): Waiting for the last member, median over calls and members.
-        wait_mean_s (float): The same, mean.
-        transfer_total_s (float): Sum of the calls' times, over members.
-        wait_total_s (float): Sum of the waiting, over members.
-        wait_share (float or null): Share of waiting in the sum of both.
+        sparse (bool): Elements have indices.
+        calls (int): Calls that all members finished.
+        time_s (float): From the arrival of the last member to the end, median.
+        algbw_Bps, busbw_Bps (float or null): As in nccl-tests.
+        wait_median_s, wait_mean_s (float): Waiting for the last member, over calls and members.
+        transfer_total_s, wait_total_s (float): Sum of calls and of waiting, over members.
+        wait_share (float or null): Share of waiting.
     """
     achieved = {name: value for name, value in asdict(row).items() if name != "kind"}
     return asdict(row.kind) | achieved | {"wait_share": row.wait_share}

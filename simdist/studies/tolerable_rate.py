@@ -89,11 +89,9 @@ class Tolerance:
         Columns:
             schedule (str): Label.
             step_s (float): Seconds per step without stragglers.
-            probability (float): Largest tolerable probability that a rank is late in a step. 0 if the first straggler
-                costs too much, 1 if all ranks may always be late.
-            steps_between (float or null): Steps between two stragglers of the whole job. `null` if none is tolerable.
-            tolerated_step_s (float): Seconds per step at that probability.
-            loss (float): Share of the time that is lost then.
+            probability (float): Largest tolerable probability that a rank is late in a step.
+            steps_between (float or null): Steps between stragglers of the job, if any is tolerable.
+            tolerated_step_s, loss (float): Seconds per step, and share lost, at that probability.
         """
         return {
             "schedule": self.schedule,
@@ -136,9 +134,8 @@ class Tolerances(list[Tolerance]):
 
         Columns:
             scenario (str): Name.
-            delay_s (float): How late a straggler is.
-            most_loss (float): Share of the time that may be lost.
-            rows (list): "Tolerable stragglers" of each schedule.
+            delay_s, most_loss (float): Delay of a straggler, and share of the time that may be lost.
+            rows (list): "Tolerable stragglers".
         """
         return {**picked(self, "scenario", "delay_s", "most_loss"), "rows": [each.record() for each in self]}
 

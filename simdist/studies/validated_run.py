@@ -82,31 +82,24 @@ class ValidatedRun:
         """Return a validated run as JSON.
 
         Columns:
-            schedule (str): Label.
-            run (str): Its directory.
-            digest (str): Digest of the plan.
-            source (str): Program that measured.
-            simulated_by (str): Engine that simulated.
-            steps (int): Steps compared: those that every rank finished.
-            world_size (int): Ranks.
-            simulated_s (float): Simulated makespan.
-            simulated_s_lo, simulated_s_hi (float): Only where something is `uncertain`: ends of its 90 % interval.
-            measured_s (float): Measured makespan.
-            error (float): Error of the makespan.
-            kinds (list): Kinds of operations: "A kind of operation, simulated and measured".
+            schedule, run, digest (str): Label, directory, digest of the plan.
+            source, simulated_by (str): Program that measured, engine that simulated.
+            steps, world_size (int): Compared steps, ranks.
+            simulated_s, measured_s, error (float): Makespans and their error.
+            simulated_s_lo, simulated_s_hi (float): With `uncertain` values: ends of the 90 % interval.
+            kinds (list): "A kind of operation, simulated and measured".
             injections (list): "Injected delays".
-            blames (list): Stragglers: "The blame of a rank".
+            blames (list): "The blame of a rank".
             links (list): Only where links held operations up: "A link that held operations up".
-            lead_s (list): How much earlier than the last member the others end a collective, mean: simulated, measured.
-                Simulated 0 unless the cluster's collectives are `chunkwise`.
-            correlation (float or null): Pearson correlation of simulated and measured blame over the ranks. `null` if
-                either is constant.
-            overlap (float or null): Share of the measured waiting that the simulation charges to the same rank in the
-                same step. `null` if no rank waited.
-            verdict (str): The rank that is blamed most, in a sentence.
-            epochs (list): Only with a data set: "The error of an epoch", for each epoch.
+            lead_s (list): Mean lead over the last member at the end of a collective: simulated (0 unless `chunkwise`),
+                measured.
+            correlation (float or null): Pearson correlation of simulated and measured blame over ranks.
+            overlap (float or null): Share of the measured waiting that the simulation charges to the same rank and
+                step.
+            verdict (str): The rank blamed most, in words.
+            epochs (list): Only with a data set: "The error of an epoch".
             hits_identical (bool or null): Only with a data set: see "How a schedule loads its data".
-            hits_differences (list or null): Only with a data set: see there.
+            hits_differences (list or null): Likewise.
         """
         found = self.validation
         document: dict[str, object] = {
@@ -193,16 +186,12 @@ def order_document(summary: Summary) -> dict[str, object]:
     Columns:
         baseline (str): Label.
         rows (list): "A schedule in that order".
-        n_clear_pairs (int): Pairs of schedules whose step times differ by more than 5 %, predicted or measured.
-        n_right_pairs (int): Clear pairs that differ by more than 5 % as measured, and are predicted in the same order
-            by any margin.
-        wrong_pairs (list): Clear pairs that differ by more than 5 % as measured, and are predicted in the other order
-            or equal. Each `[faster, slower]` as measured.
-        unmeasured_pairs (list): Pairs predicted to differ by more than 5 % and measured within 5 %. Each `[faster,
-            slower]` as predicted.
+        n_clear_pairs (int): Pairs that differ by more than 5 %, predicted or measured.
+        n_right_pairs (int): Those that differ so as measured, predicted in the same order.
+        wrong_pairs (list): The same, not predicted in that order: `[faster, slower]` as measured.
+        unmeasured_pairs (list): Pairs that differ so only as predicted: `[faster, slower]`.
         order_agrees (bool): All clear pairs are right.
-        median_error (float): Median of the absolute errors of the makespans.
-        worst_error (float): The error farthest from 0.
+        median_error, worst_error (float): Median absolute error, and the error farthest from 0.
     """
     found = summary.order
     return {

@@ -53,16 +53,13 @@ class OperationKind:
     Medians therefore have no error here; sums and instances are compared.
 
     Args:
-        op: Name, such as `all_reduce`.
-        stream (str): `host`, `compute`, `comm`, `average`, `io` or `save`.
-        group: The group of a collective. Empty for other operations.
-        count: Instances that ran in both traces, over all ranks.
-        simulated_s, measured_s: Median. Between two instances, a value at one of them or between.
+        op, stream, group: Name, such as `all_reduce`; stream; group of a collective.
+        count: Instances in both traces, over all ranks.
+        simulated_s, measured_s: Median.
         simulated_total_s, measured_total_s: Sum.
-        error (float or null): Error of the sums, and so of the means; outliers count. `null` where 0 was measured.
-        signed_instance_error (float or null): Median over instances of (simulated - measured) / measured, without those
-            measured as 0: the typical error.
-        instance_error (float or null): The same of abs(simulated - measured) / measured.
+        error (float or null): Error of the sums; outliers count. `null` where 0 was measured.
+        signed_instance_error (float or null): Median error of an instance, without those measured as 0.
+        instance_error (float or null): The same of absolute errors.
     """
 
     op: str
@@ -93,13 +90,11 @@ class Injection:
     """Measured lengths of injected delays, compared with the drawn ones.
 
     Args:
-        channel (str): What they delay: `host`, `compute`, `io`, `backward` or `overlap`.
+        channel (str): `host`, `compute`, `io`, `backward` or `overlap`.
         count: Delays above 0.
-        drawn_s: Sum of the delays, as drawn.
-        measured_s: Sum of the delays, as measured.
+        drawn_s, measured_s: Sum of the delays.
         difference_s: Largest difference, measured - drawn.
-        step: Step of that difference.
-        rank: Rank of that difference.
+        step, rank: Where that is.
     """
 
     channel: Channel
@@ -126,7 +121,7 @@ class Blame:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldUp:
+class _HeldUp:
     """Seconds for which a link delayed operations, over all ranks (see `simdist.studies.held`).
 
     Args:
@@ -168,7 +163,7 @@ class Validation:
     blames: tuple[Blame, ...]
     correlation: float
     overlap: float
-    links: tuple[HeldUp, ...] = ()
+    links: tuple[_HeldUp, ...] = ()
     lead_s: tuple[float, float] = (0.0, 0.0)
 
     @property
@@ -385,9 +380,9 @@ def _injection(channel: Channel, drawn_s: _Seconds, measured_s: _Seconds) -> Inj
     )
 
 
-def _links(simulated_s: Mapping[str, float], measured_s: Mapping[str, float]) -> tuple[HeldUp, ...]:
+def _links(simulated_s: Mapping[str, float], measured_s: Mapping[str, float]) -> tuple[_HeldUp, ...]:
     names = dict.fromkeys((*simulated_s, *measured_s))
-    found = [HeldUp(name, simulated_s.get(name, 0.0), measured_s.get(name, 0.0)) for name in names]
+    found = [_HeldUp(name, simulated_s.get(name, 0.0), measured_s.get(name, 0.0)) for name in names]
     some = [each for each in found if each.simulated_s or each.measured_s]
     return tuple(sorted(some, key=lambda each: (-each.measured_s, -each.simulated_s)))
 

@@ -9,13 +9,10 @@ the rows of batches that were lost go out once more, each with nothing else unde
 did it; that one is recorded as failed.
 
 Columns:
-    point (int): Number of the point, from 0.
+    point, position (int): Number of the point, place of the schedule.
     case (str): Its case, or empty.
-    values (list): Varied values, in SI units.
-    written (list): The same, as written in the sweep.
-    position (int): Place of the schedule in the scenario, from 0.
-    schedule (str): Label.
-    kind (str): Kind of the schedule.
+    values, written (list): Varied values, in SI units and as in the sweep.
+    schedule, kind (str): Label and kind.
     key (str): Hash of everything that determines the row's numbers, hexadecimal.
 """
 
@@ -38,7 +35,7 @@ from simdist.jobs.workers import GUARD, LocalPool, Workers
 from simdist.machine import n_cores
 from simdist.sweeps.definition import Point, RowKey, Sweep
 from simdist.sweeps.keys import code_version
-from simdist.sweeps.tasks import Batch, FinishedBatch, Record, Task, evaluate, failure, late, written
+from simdist.sweeps.tasks import FinishedBatch, Record, Task, TaskBatch, evaluate, failure, late, measurement_record
 
 _BATCH_S = 0.5
 _MAX_BATCH = 2_000  # points
@@ -98,12 +95,9 @@ class Swept:
         """Return the outcome as JSON.
 
         Columns:
-            sweep (str): Its name.
-            points (int): Scenarios: combinations of the varied values.
-            rows (int): Points x schedules.
-            new (int): Rows that this command computed.
-            failed (int): Rows that failed.
-            path (str): Folder of the rows.
+            sweep, path (str): Name, and folder of the rows.
+            points, rows (int): Combinations of varied values, and rows: points x schedules.
+            new, failed (int): Rows now computed, and rows that failed.
             runs (int): Only with `--plans`: run directories written.
         """
         return {"sweep": self.name, **self._counts(), "path": str(self.folder)}
@@ -291,7 +285,7 @@ class _Driver:
         digests = sweep.digests(task.tree for task in tasks)
         folder = sweep.folder.absolute()
         limit_s = sweep.time_limit_s
-        batch = Batch(code_version(), folder, digests, tasks, sweep.n_seeds, sweep.engine, limit_s)
+        batch = TaskBatch(code_version(), folder, digests, tasks, sweep.n_seeds, sweep.engine, limit_s)
         try:
             return self._workers.executor.submit(evaluate, batch)
         except SimdistError:
@@ -350,7 +344,7 @@ class _Driver:
             self._late.discard(future)
         rows = [(task, row) for task in sent.tasks for row in task.rows]
         if sent.is_alone:
-            return tuple(written(row.key, failure("RunError", why)) for _, row in rows)
+            return tuple(measurement_record(row.key, failure("RunError", why)) for _, row in rows)
         self._alone.extend(Task(task.point, task.tree, (row,)) for task, row in rows)
         return ()
 
@@ -397,15 +391,14 @@ def _header(sweep: Sweep) -> dict[str, Any]:
 
     Columns:
         simdist (str): Version.
-        sweep (str): Name of the sweep.
-        scenario (str): Name of its scenario.
-        columns (list): Names of `values` in the other lines (str): the varied fields.
+        sweep, scenario (str): Names.
+        columns (list): Varied fields (str), in the order of `values`.
         has_cases (bool): The sweep has cases.
-        baseline (str): Label or kind of the baseline of speed-ups.
+        baseline (str): Label or kind.
         seeds (int): Seeds of each row.
         engine (str): `auto`, `fast` or `des`.
-        sampling (str): How points were taken: `grid`, `random` or `sobol`.
-        n_points (int): Points of the sweep.
+        sampling (str): `grid`, `random` or `sobol`.
+        n_points (int): Points.
     """
     return {
         "simdist": __version__,

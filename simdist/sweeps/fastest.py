@@ -61,10 +61,9 @@ def fastest_columns(table: Table, found: Sequence[Fastest]) -> Columns:
     Columns:
         schedules (int): Schedules at the point.
         next (str): Label of the second.
-        lead (float or null): Step time of the second / step time of the fastest.
-        lead_low, lead_high (float or null): Ends of its 95 % confidence interval, over the same seeds.
-        clear (bool or null): The intervals of its leads over all other schedules of the point are above 1. By chance,
-            this holds for about one in twenty of equal schedules.
+        lead, lead_low, lead_high (float or null): Step time of the second / of the fastest, and its 95 % confidence
+            interval.
+        clear (bool or null): All its leads at the point have intervals above 1.
 
     Args:
         table: The table of the rows.

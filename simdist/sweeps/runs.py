@@ -28,7 +28,7 @@ from simdist.studies.facets import Simulated
 from simdist.studies.measuring import ScheduleTimes, times_of
 from simdist.sweeps.definition import Point, Sweep
 from simdist.sweeps.fields import Choice, differing, fields_of, schedule_fields_of
-from simdist.sweeps.table import RUNS, ResultRow, Source, Table, compared, extras_of, joined, lonely, used_notes
+from simdist.sweeps.table import RUNS, ResultRow, Table, TraceSource, compared, extras_of, joined, lonely, used_notes
 from simdist.sweeps.tasks import alone
 from simdist.traces.breakdown import break_down
 
@@ -42,7 +42,7 @@ _MAX_PLANS = 1_000
 _Progress = Callable[[int, int], None]
 
 _SAME = 1e-6  # relative difference of step times of two engines
-_TRACES: tuple[tuple[Source, str], ...] = (("simulated", run_directory.SIMULATED), ("real", run_directory.REAL))
+_TRACES: tuple[tuple[TraceSource, str], ...] = (("simulated", run_directory.SIMULATED), ("real", run_directory.REAL))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class PlannedPoint:
         """Return the file of the point.
 
         Columns:
-            point (int): Number of the point, from 0.
+            point (int): Number.
             case (str): Its case, or empty.
-            sets (object): Column -> `written`, the value as in the sweep, and `value`, the same in SI units.
+            sets (object): Column -> `written`, the value as in the sweep, and `value`, in SI units.
         """
         choices = {name: {"written": each.written, "value": each.number} for name, each in self.choices.items()}
         return json.dumps({"point": self.number, "case": self.case, "sets": choices}, indent=1) + "\n"
@@ -173,7 +173,7 @@ class _RunRows:
     of_schedule: dict[str, Choice] = field(default_factory=dict)
 
 
-def read_runs(folder: Path, paths: Iterable[Path], *, baseline: str | None = None) -> Table:
+def read_run_table(folder: Path, paths: Iterable[Path], *, baseline: str | None = None) -> Table:
     """Read the traces of run directories.
 
     Speed-ups are over the baseline of the same point, from a trace of the same source.
@@ -226,7 +226,7 @@ def _read(folder: Path, path: Path) -> _RunRows:
             row = replace(row, point=point.number, case=point.case)
         run = run_directory.read(path)
     except SimdistError as error:
-        source: Source = "real" if (path / run_directory.REAL).exists() else "simulated"
+        source: TraceSource = "real" if (path / run_directory.REAL).exists() else "simulated"
         return _RunRows(point, [_failed(replace(row, source=source), error)])
     schedule = run.scenario.schedules[0]
     row = replace(row, schedule=schedule.name, kind=schedule.kind)

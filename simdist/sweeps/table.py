@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-Source: TypeAlias = Literal["simulated", "real"]
+TraceSource: TypeAlias = Literal["simulated", "real"]
 #: Name -> a value for each row; None where there is none.
 Columns: TypeAlias = dict[str, list[object]]
 
@@ -66,7 +66,7 @@ class ResultRow:
     point: int | str
     case: str
     choices: dict[str, Choice]
-    source: Source
+    source: TraceSource
     schedule: str
     kind: str
     n_seeds: int
@@ -217,28 +217,22 @@ def values_of(result: ResultRow, varied: Sequence[str]) -> dict[str, object]:
     """Return the value of a row in each column.
 
     Columns:
-        folder (str): Of several folders: the row's own.
-        point (int or str): Number of the point in its sweep, from 0. Of runs, their folder.
-        case (str): In sweeps with cases: the case.
+        folder (str): Of several folders: its own.
+        point (int or str): Number of the point. Of runs, their folder.
+        case (str): In sweeps with cases.
         source (str): `simulated`, or `real` for measured rows.
-        run (str): Of runs: the run directory, relative to the folder.
-        schedule (str): Label.
-        kind (str): Kind of the schedule.
-        step_s (float or null): Seconds per step, averaged over seeds.
-        step_s_low, step_s_high (float or null): Ends of the 95 % confidence interval over seeds. Empty with one seed.
-        speedup (float or null): Step time of the baseline / step time of this schedule, at the same point.
-        speedup_low, speedup_high (float or null): Ends of its interval.
-        compute_s, comm_s, wait_s, io_s, host_s (float or null): Time per step in each state, averaged over ranks and
-            seeds.
-        staging_s (float or null): With a data set: time before the first epoch in which files are staged in.
-        epoch_first_s, epoch_last_s (float or null): With a data set: the first and the last epoch.
-        gradients_used (float or null): Where some row is below 1: share of the batches that contribute to updates.
+        run (str): Of runs: directory, relative to the folder.
+        schedule, kind (str): Label and kind.
+        speedup (float or null): Over the baseline, at the same point.
+        step_s_low, step_s_high, speedup_low, speedup_high (float or null): 95 % confidence intervals over seeds, if
+            several.
+        step_s, compute_s, comm_s, wait_s, io_s, host_s (float or null): Times per step.
+        staging_s, epoch_first_s, epoch_last_s (float or null): With a data set: staging, the first and the last epoch.
+        gradients_used (float or null): Share of batches used.
         engine (str): `fast` or `des`. Of runs, the program that wrote the trace.
         seeds (int): Number of seeds.
-        error_ratio (float or null): Of a measured run with a simulation of its own or of its sweep: (simulated - real)
-            / real of the step times.
-        failed (str): Kind of the error. Empty without one.
-        error (str): Its message.
+        error_ratio (float or null): Error of the step time, where a measured run has a simulation.
+        failed, error (str): Kind of the error, or empty, and its message.
     """
     row = result.row
     of_facets = row.facets.cells(facets.FACETS) if row else {}
@@ -331,6 +325,6 @@ def _short_name(column: str, others: Sequence[str]) -> str:
     return _UNIT.sub("", tail)
 
 
-def source_text(source: Source) -> str:
+def source_text(source: TraceSource) -> str:
     """Return the name of a source."""
     return "measured" if source == "real" else "simulated"

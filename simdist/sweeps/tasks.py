@@ -48,7 +48,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TaskBatch:
     """Tasks that travel to a worker together.
 
     Args:
@@ -96,7 +96,7 @@ class FinishedBatch:
     seconds: float
 
 
-def evaluate(batch: Batch) -> FinishedBatch:
+def evaluate(batch: TaskBatch) -> FinishedBatch:
     """Measure all rows of a batch; a row that fails becomes a record of its error.
 
     Raises:
@@ -111,7 +111,7 @@ def evaluate(batch: Batch) -> FinishedBatch:
     return FinishedBatch(tuple(records), time.perf_counter() - began_s)
 
 
-def _check_files(batch: Batch) -> None:
+def _check_files(batch: TaskBatch) -> None:
     for name, digest in batch.digests.items():
         path = batch.folder / name
         if file_digest(path) != digest:
@@ -121,7 +121,7 @@ def _check_files(batch: Batch) -> None:
             )
 
 
-def _records(task: Task, batch: Batch) -> Iterator[Record]:
+def _records(task: Task, batch: TaskBatch) -> Iterator[Record]:
     scenario = _read(task.tree, batch)
     for row in task.rows:
         try:
@@ -133,10 +133,10 @@ def _records(task: Task, batch: Batch) -> Iterator[Record]:
             found = failure("RunError", f"not enough memory: {error}; vary fewer steps, ranks or samples")
         except (Exception, SystemExit) as error:  # a defect of one row must not take thousands of others with it
             found = failure(type(error).__name__, str(error) or "no message")
-        yield written(row.key, found)
+        yield measurement_record(row.key, found)
 
 
-def _measure(task: Task, row: RowKey, scenario: Scenario | None, batch: Batch) -> dict[str, object]:
+def _measure(task: Task, row: RowKey, scenario: Scenario | None, batch: TaskBatch) -> dict[str, object]:
     one, position = (scenario, row.position) if scenario else (alone(task.tree, row, batch.folder), 0)
     schedule = one.schedules[position]
     its = in_steps(one, schedule)
@@ -148,16 +148,14 @@ def record(measured: ScheduleTimes) -> dict[str, object]:
     """Return the stored record of a measured row: seconds per step with every seed, and the means of its parts.
 
     Columns:
-        key (str): As in the design.
-        schedule (str): Label.
+        key, schedule (str): As in the design.
         engine (str): `fast` or `des`.
         step_s (list): Step time (float) with each seed.
-        compute_s, comm_s, wait_s, io_s, host_s (float): Time per step in each state, averaged over ranks and seeds.
-        gradients_used (float): Only below 1: share of the batches that contribute to updates.
-        staging_s (float): Only with a data set: time before the first epoch.
+        compute_s, comm_s, wait_s, io_s, host_s (float): States.
+        gradients_used (float): Only below 1: share of batches used.
+        staging_s (float): Only with a data set: time of staging.
         epochs_s (list): Only with a data set: time of each epoch (float), averaged over seeds.
-        failed (str): Kind of the error.
-        error (str): Its message.
+        failed, error (str): Kind of the error, and its message.
         crc32 (int): CRC-32 (zlib) of the line before `, "crc32"`, with `}` appended.
 
     Raises:
@@ -175,7 +173,7 @@ def record(measured: ScheduleTimes) -> dict[str, object]:
     }
 
 
-def written(key: str, found: dict[str, object]) -> Record:
+def measurement_record(key: str, found: dict[str, object]) -> Record:
     """Return a measurement, or the failure of one, as it is kept."""
     return Record(json.dumps({"key": key, **found}, allow_nan=False).encode(), "failed" in found)
 
@@ -185,7 +183,7 @@ def failure(kind: str, message: str) -> dict[str, object]:
     return {"failed": kind, "error": message}
 
 
-def _read(tree: Mapping[str, Any], batch: Batch) -> Scenario | None:
+def _read(tree: Mapping[str, Any], batch: TaskBatch) -> Scenario | None:
     """Return the scenario of a point, or None if it is wrong as a whole: then each schedule is tried alone.
 
     The error is then found, and told, once more.

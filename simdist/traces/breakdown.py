@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import TraceError, require
-from simdist.plan.lanes import COMM, Kind
+from simdist.plan.lanes import COMM, LaneKind
 from simdist.plan.walk import Template, stretches
 from simdist.traces.links import Held
 from simdist.traces.trace import Trace, late_shares
@@ -123,10 +123,8 @@ class Breakdown:
         """Return one row per seed and rank.
 
         Columns:
-            seed (int64): Number of the seed, from 0.
-            rank (int64): Rank.
-            step_s (float64): Seconds per step. The states add up to it.
-            compute_s, comm_s, wait_s, io_s, host_s (float64): Seconds per step in each state.
+            seed, rank (int64): Seed, from 0, and rank.
+            step_s, compute_s, comm_s, wait_s, io_s, host_s (float64): Times per step.
         """
         require("pandas", extra="tables", what="a frame of results")
         import pandas as pd
@@ -180,7 +178,7 @@ class _Open:
     collectives: list[_Collective] = field(default_factory=list)
     loads: list[tuple[_Times, _Times]] = field(default_factory=list)
     saves: list[tuple[_Times, _Times]] = field(default_factory=list)
-    held: list[tuple[str, Kind, _Times, _Times]] = field(default_factory=list)
+    held: list[tuple[str, LaneKind, _Times, _Times]] = field(default_factory=list)
 
     def copy(self) -> "_Open":
         """Return the same spans, in lists of their own."""

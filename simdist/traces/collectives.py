@@ -36,7 +36,7 @@ _Seconds: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class CollectiveKind:
+class _NcclTestsLine:
     """Collectives that nccl-tests would print in one line.
 
     Args:
@@ -74,7 +74,7 @@ class CollectiveRow:
         wait_total_s: Sum of the waiting, over members.
     """
 
-    kind: CollectiveKind
+    kind: _NcclTestsLine
     calls: int
     time_s: float
     algbw_Bps: float
@@ -92,7 +92,7 @@ class CollectiveRow:
 
 def collective_rows(trace: Trace) -> tuple[CollectiveRow, ...]:
     """Return a row for each kind of called collective, sorted by name, group and size."""
-    kinds: dict[CollectiveKind, list[NDArray[np.int64]]] = {}
+    kinds: dict[_NcclTestsLine, list[NDArray[np.int64]]] = {}
     for each in occurrences(trace.plan):
         if isinstance(each.op, ops.COLLECTIVES):
             kinds.setdefault(_kind(each.op, trace.plan), []).append(each.rows)
@@ -122,13 +122,13 @@ def bus_factor(op: str, n: int) -> float:
             return 1.0
 
 
-def _order(kind: CollectiveKind) -> tuple[str, int, int, int, str]:
+def _order(kind: _NcclTestsLine) -> tuple[str, int, int, int, str]:
     return kind.op, kind.group.size, kind.group.stride, kind.nbytes, f"{kind.dtype} {kind.algorithm}"
 
 
-def _kind(op: Collective, plan: Plan) -> CollectiveKind:
+def _kind(op: Collective, plan: Plan) -> _NcclTestsLine:
     whole, part = _buffers(op, plan)
-    return CollectiveKind(op_name(op), op.group, op.algorithm, whole.nbytes, part.count, part.dtype, part.sparse)
+    return _NcclTestsLine(op_name(op), op.group, op.algorithm, whole.nbytes, part.count, part.dtype, part.sparse)
 
 
 def _buffers(op: Collective, plan: Plan) -> tuple[Buffer, Buffer]:
@@ -144,7 +144,7 @@ def _buffers(op: Collective, plan: Plan) -> tuple[Buffer, Buffer]:
             assert_never(op)
 
 
-def _row(kind: CollectiveKind, trace: Trace, rows: NDArray[np.int64]) -> CollectiveRow:
+def _row(kind: _NcclTestsLine, trace: Trace, rows: NDArray[np.int64]) -> CollectiveRow:
     shape = (len(rows), *kind.group.shape(trace.plan.world_size))
     ready_s, start_s, end_s = (each[rows].reshape(shape) for each in (trace.ready_s, trace.start_s, trace.end_s))
     call_s = end_s.max(axis=2) - ready_s.max(axis=2)  # [instance, block, offset]; NaN if a member did not finish

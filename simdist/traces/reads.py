@@ -54,10 +54,8 @@ class Reads:
 
         Columns:
             header (uint8 [length]): JSON as bytes: `format` (`simdist-reads-1`), `levels`, and the `digest` of the
-                plan. Reads of another plan are refused.
-            n_samples (int64 [loads, world_size, 4]): Samples from each level.
-            nbytes (int64 [loads, world_size, 4]): Their bytes: of files from disk and storage, of decoded samples from
-                memory and peers.
+                plan.
+            n_samples, nbytes (int64 [loads, world_size, 4]): Samples from each level, and their bytes.
         """
         arrays = {"n_samples": self.n_samples, "nbytes": self.nbytes}
         write_with_header(path, {"format": _FORMAT, "levels": LEVELS, "digest": self.digest}, arrays)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from simdist.arrays import Declared, open_arrays
 from simdist.errors import PlanError, TraceError, require
-from simdist.files import MAX_FILE_NBYTES
+from simdist.files import MAX_DOCUMENT_NBYTES
 from simdist.plan import Plan, lane_of
 from simdist.plan.walk import drops_late
 from simdist.traces.links import LinkTable, read_links
@@ -95,11 +95,8 @@ class Trace:
                 `run` (unique name of a measurement), `links` (of misbehaving links: time from which, share of the rate
                 that is left, flows of other jobs), `late` (of dropped ranks: row of an all-reduce -> ranks that were
                 too late, row of an `enter` -> ranks that sat the step out) and `plan` (as in `plan.json`).
-            ready_s (float64 [instances, world_size]): The host has reached it, its stream is free, and its buffers are
-                ready.
-            start_s (float64 [instances, world_size]): It began. A collective begins when its last member is ready, so
-                `start_s - ready_s` is waiting for others.
-            end_s (float64 [instances, world_size]): It was done.
+            ready_s, start_s, end_s (float64 [instances, world_size]): The host, the stream and buffers are ready for
+                it; it began (a collective when its last member is ready); it ended.
         """
         arrays = {"ready_s": self.ready_s, "start_s": self.start_s, "end_s": self.end_s}
         from simdist.plan.codec import dumps
@@ -161,9 +158,7 @@ class Trace:
         """Return one row per operation instance and rank: step, position, rank, op, stream, ready_s, start_s, end_s.
 
         Columns:
-            step (int64): Step.
-            position (int64): Place of the operation in the step's body.
-            rank (int64): Rank.
+            step, position, rank (int64): Step, place in the step's body, rank.
             op (category): Name, such as `all_reduce`.
             stream (category): `host`, `compute`, `comm`, `average`, `io` or `save`.
             ready_s, start_s, end_s (float64): See "Arrays of a trace".
@@ -289,7 +284,7 @@ def read_with_header(
     """
     try:
         with open_arrays(path) as file:
-            header = json.loads(file.read("header", most_nbytes=MAX_FILE_NBYTES).tobytes())
+            header = json.loads(file.read("header", most_nbytes=MAX_DOCUMENT_NBYTES).tobytes())
             declared = {name: file.declared(name) for name in names}
             if not isinstance(header, dict) or header.get("format") != file_format:
                 raise TraceError(f"not a {file_format} file; {hint}")

@@ -127,10 +127,8 @@ class Waiting:
         """Return one row per step and rank: step, rank, caused_s, suffered_s.
 
         Columns:
-            step (int64): Step.
-            rank (int64): Rank.
-            caused_s (float64): Others waited for it in this step.
-            suffered_s (float64): It waited for others.
+            step, rank (int64): Step and rank.
+            caused_s, suffered_s (float64): Others waited for it; it waited for others.
         """
         require("pandas", extra="tables", what="a frame of results")
         import pandas as pd
@@ -270,14 +268,10 @@ def rank_table(trace: Trace) -> "pd.DataFrame":
     """Return one row per rank: its time by state, and the waiting it caused and suffered, in seconds of the whole run.
 
     Columns:
-        compute_s (float64): The compute stream works.
-        comm_s (float64): Exposed communication.
-        wait_s (float64): Exposed waiting for other ranks, and for the last one at the end of the run.
-        io_s (float64): Loading, staging, saving.
-        host_s (float64): The host is late or asleep.
-        hidden_comm_s (float64): Its collectives moved bytes behind computing.
-        caused_s (float64): Others waited for it.
-        suffered_s (float64): It waited for others in collectives, behind computing too.
+        compute_s, comm_s, wait_s, io_s, host_s (float64): States. `wait_s` includes waiting for the last rank at the
+            end.
+        hidden_comm_s (float64): Communication behind computing.
+        caused_s, suffered_s (float64): Others waited for it; it waited for others, behind computing too.
     """
     require("pandas", extra="tables", what="a frame of results")
     import pandas as pd

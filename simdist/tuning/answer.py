@@ -121,24 +121,19 @@ class Tuned:
         """Return a search for a schedule as JSON.
 
         Columns:
-            scenario (str): Its name.
+            scenario, baseline (str): Name and label.
             steps (int): Steps of each run, and a few more to complete a period.
-            recorded_steps (int or null): Steps of the recording, if any.
-            block_steps (int or null): Recorded steps that stay together.
-            baseline (str): Label.
+            recorded_steps, block_steps (int or null): Steps of the recording, if any, and how many stay together.
             constraints (object): "The constraints of a search".
-            candidates (int): Legal schedules that exchange as often as required.
-            evaluated (int): Different plans that the search simulated.
-            excluded (object): Option -> candidates (int) that broke this constraint.
-            illegal (int): Candidates that do not fit the cluster.
+            candidates, evaluated, illegal (int): Legal schedules that exchange as often as required; plans simulated;
+                candidates that do not fit the cluster.
+            excluded (object): Option -> candidates (int) that broke it.
             change (bool): A change from the baseline is proposed.
-            outcome (str): `change`. `stay`: nothing gains. `unsure`: something may gain. `none`: no schedule keeps to
-                the constraints.
-            best (str): Label of the best finalist that keeps to the constraints, worth a change or not. The baseline if
-                there is no other. With `none`, the one that exceeds a constraint least.
-            verdict (str): What to do, in a sentence.
-            reasons (list): Why, a sentence (str) each.
-            rows (list): The finalists and the baseline, the fastest first: "A finalist".
+            outcome (str): `change`, `stay`, `unsure`, or `none`: no schedule keeps to the constraints.
+            best (str): Label of the best finalist that keeps to the constraints, or the one that exceeds them least.
+            verdict (str): What to do.
+            reasons (list): Why (str).
+            rows (list): "A finalist", the fastest first, with the baseline.
         """
         verdict = self.verdict
         recording = self.runs.recording
@@ -161,17 +156,15 @@ class Tuned:
 
         Columns:
             search_step_s (float): Step time with the seeds of the search.
-            micro_batches (int): Micro-batches of a step, with `--micro-batches`. All times are then per micro-batch.
-            checkpoint (object): Only of a scenario with checkpoints: the simulated checkpoint, as in the scenario.
+            micro_batches (int): With `--micro-batches`: their number. All times are then per micro-batch.
+            checkpoint (object): Only with checkpoints: as in the scenario.
             global_every_steps (float or null): Longest time, in steps, between exchanges of all ranks. `null`: never.
-            sent_nbytes (float): Bytes that the busiest node sends per step, on average; in one domain, the busiest GPU.
-            device_nbytes (int): Bytes in use on a rank's device when most are: buffers, optimizer state, activations.
-            host_nbytes (int): Buffers of a rank in host memory.
+            sent_nbytes (float): Bytes that the busiest node sends per step; in one domain, the busiest GPU.
+            device_nbytes, host_nbytes (int): Peak bytes of a rank's device; its buffers in host memory.
             breaks (list): Constraints (str) that it breaks, as on the command line.
-            on_front (bool): It keeps to the constraints, and no other one that exchanges as often over all ranks is
-                faster.
+            on_front (bool): It keeps to the constraints, and none that exchanges as often over all ranks is faster.
             problem (str or null): Why a recording cannot show how certain its speed-up is.
-            entry (str): The line for `schedules` of a scenario.
+            entry (str): Line for `schedules`.
         """
         of_plan = picked(finalist.facts, "sent_nbytes", "device_nbytes", "host_nbytes", global_every_steps="global_gap")
         found = finalist.row.document() | of_plan

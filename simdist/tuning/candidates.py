@@ -9,7 +9,7 @@ from simdist.scenario import Scenario
 from simdist.scenario.checkpoint import Mode
 from simdist.schedules import KINDS, Schedule
 from simdist.schedules.job import POLICIES, Job
-from simdist.schedules.tuning import Allowance, Axis, ChangedSettings, Levels, Permit, Value
+from simdist.schedules.tuning import Allowance, Axis, ChangedSettings, Levels, Permit, TunedValue
 from simdist.settings.base import Settings, nearest, shown, unchecked_copy
 from simdist.settings.plugins import is_reference, kind_of
 
@@ -105,7 +105,7 @@ def schedule_of(candidate: Candidate) -> Schedule:
     return unchecked_copy(schedule, label=own + told + of_input.removeprefix(own)) if told else schedule
 
 
-def _label_of(schedule: Schedule, name: str, value: Value) -> str:
+def _label_of(schedule: Schedule, name: str, value: TunedValue) -> str:
     """Return the label's part for a setting that default labels do not show."""
     if name == _PASSES:
         return f"-mb{value}"
@@ -318,7 +318,7 @@ def checkpoint_choices(scenario: Scenario, extras: Extras) -> tuple[Axis, ...]:
     Raises:
         ScenarioError: The scenario has no checkpoint.
     """
-    wanted: dict[str, tuple[Value, ...]] = {
+    wanted: dict[str, tuple[TunedValue, ...]] = {
         "every": tuple(sorted({*extras.checkpoint_every})),
         "mode": tuple(dict.fromkeys(extras.checkpoint_mode)),
     }

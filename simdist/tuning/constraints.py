@@ -34,9 +34,9 @@ class Constraints:
     Args:
         global_every: All ranks exchange at least once in this many steps.
         group_every: Pairs `[ranks, steps]` (int): groups of at least `ranks` exchange at least once in `steps`.
-        max_nbytes (int or null): Limit of bytes that the busiest node sends per step. `null`: unlimited.
-        memory_nbytes (int or null): Limit of the bytes in use on a rank's device. `null`: unlimited.
-        host_memory_nbytes (int or null): Limit of a rank's buffers in host memory. `null`: unlimited.
+        max_nbytes (int or null): Limit of bytes that the busiest node sends per step.
+        memory_nbytes, host_memory_nbytes (int or null): Limit of the bytes in use on a rank's device, and of its
+            buffers in host memory.
     """
 
     global_every: int

@@ -93,13 +93,11 @@ class Raced:
         """Return the search as JSON.
 
         Columns:
-            verdict (str): What to do, in a sentence.
-            outcome (str): `change`, `stay` or `unsure`.
-            n_entrants (int): Candidates with their learning rates, without those that learn the same as a faster one.
-            n_steps (int): Steps that the search trained, in all rungs.
-            entries (str or null): Schedule to change to, and other changes, as in a scenario. `null`: stay.
-            n_fell (int): Candidates that were eliminated before another one had reached the target.
-            n_exhaustive_steps (int): Steps of training all candidates to the end.
+            verdict, outcome (str): What to do, and `change`, `stay` or `unsure`.
+            n_entrants, n_fell (int): Candidates with different learning; those eliminated before another one reached
+                the target.
+            n_steps, n_exhaustive_steps (int): Steps trained, and steps of training all candidates to the end.
+            entries (str or null): Schedule to change to, and other changes, as in a scenario.
         """
         base = self.finalists[0]
         about = {
@@ -132,7 +130,7 @@ class Raced:
 
         Columns:
             front (str): `*` if no finalist beats it in time to the target and in the final metric.
-            entry (str): The line for `schedules` of a scenario.
+            entry (str): Line for `schedules`.
         """
         finalist = self.finalists[number]
         front = "*" if number in self.on_front else ""

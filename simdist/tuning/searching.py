@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias, final
 
 from simdist.errors import ScenarioError
-from simdist.schedules.tuning import Axis, Value
+from simdist.schedules.tuning import Axis, TunedValue
 from simdist.tuning.candidates import Candidate, family_of, n_changes
 from simdist.tuning.evaluating import Evaluated
 from simdist.tuning.space import Space
@@ -168,7 +168,7 @@ def _choices_of_families(
 
 
 def _point(candidate: Candidate, of_family: Mapping[str, Axis]) -> _Point:
-    values: dict[str, Value] = {_over(ranks): period for period, ranks in candidate.levels}
+    values: dict[str, TunedValue] = {_over(ranks): period for period, ranks in candidate.levels}
     values |= dict(candidate.changed)
     return {name: each.values.index(values.get(name, each.default)) for name, each in of_family.items()}
 

@@ -72,7 +72,7 @@ disturbances:
   - {{kind: persistent, on: link, link: nic, share: 20%, begin: 1 ms}}
 schedules:
   - {{kind: sync, input: {{policy: naive}}}}
-  - {{kind: local_sgd, period: 2, data: staged}}
+  - {{kind: local_sgd, period: 2, input: {{policy: staged}}}}
 """
 
 SWEEP = """\
@@ -214,6 +214,12 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
 def of_plans_and_simulations(study: Study, folder: Path) -> dict[str, Found]:
     presets, one = result("presets"), result("presets", "clusters", "ideal")
     started = result("init", "-o", folder / "started.yaml", "--cluster", "ideal", "--workload", "mlp")
+    of_model = ("--cluster", "ideal", "--from", "counted_models:tied")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "tests" / "user_modules"))
+        counted = result("init", "-o", folder / "counted.yaml", "--forward", "1 ms", *of_model)
+    measured = ("--cluster", "dgx-a100", "--nodes", 2, "--workload", "mlp", "--from", nccl_tests(folder))
+    calibrated = result("init", "-o", folder / "calibrated.yaml", *measured)
     passes = write(folder / "passes.yaml", CALM.replace("batch_size: 4", "batch_size: 4, micro_batches: 2"))
     stream = "schedules: [{kind: diloco, period: 2, fragments: 2, overlap_steps: 1, mixing: 0.5}]\n"
     late = write(folder / "stream.yaml", re.sub("(?s)schedules:.*", stream, CALM))
@@ -226,7 +232,7 @@ def of_plans_and_simulations(study: Study, folder: Path) -> dict[str, Found]:
     simulated += result("simulate", dropping, "-o", folder / "dropped")["rows"]
     dropped = result("trace", folder / "dropped" / "backup-1", "--chrome", folder / "dropped.json")
     return {
-        "simdist init": keys([started]),
+        "simdist init": keys([started, counted, calibrated]),
         "A setting of a new scenario": keys(started["settings"]),
         "A cluster that ships": keys(presets["clusters"]),
         "A workload that ships": keys(presets["workloads"]),
@@ -298,12 +304,17 @@ def of_workloads(_: Study, __: Path) -> dict[str, Found]:
     return {"A counted model": keys(found), "Tensors of a model": keys(each(found, "tensors"))}
 
 
-def of_calibration(_: Study, folder: Path) -> dict[str, Found]:
-    file = folder / "nccl-tests.txt"
+def nccl_tests(folder: Path) -> Path:
+    """Write a table of nccl-tests and return its file."""
     rows = "8 2 float sum -1 40.0 1 1 0\n1073741824 268435456 float sum -1 12000 89.48 167.77 0\n"
+    file = folder / "nccl-tests.txt"
     file.write_text(f"# all_reduce_perf\n# size count type redop root time algbw busbw #wrong\n{rows}")
-    found = [calibrate_links(file, read_cluster("dgx-a100"), nodes=2).document()]
-    return {"A calibration": keys(found), "A size of a table": keys(each(found, "rows"))}
+    return file
+
+
+def of_calibration(_: Study, folder: Path) -> dict[str, Found]:
+    found = [calibrate_links(nccl_tests(folder), read_cluster("dgx-a100"), nodes=2).document()]
+    return {"Calibrated links": keys(found), "A size of a table": keys(each(found, "rows"))}
 
 
 def of_data(study: Study, _: Path) -> dict[str, Found]:
@@ -607,7 +618,7 @@ def test_docstrings_give_columns_their_types_meanings_and_links() -> None:
     assert first == dictionary.Columns(("which",), "str", "`simulated` or `measured`.")
     shared = dictionary.columns("simdist.studies.ranking.SummaryRow")[1]
     assert shared == dictionary.Columns(("simulated_s", "measured_s"), "float", "Makespan.")
-    marker = "<!-- columns simdist.studies.run_collectives.RunCollectives.document -->\n<!-- end -->"
+    marker = "<!-- columns simdist.studies.run_collectives.RunCollectives.document -->\n"
     assert "[The collectives of a trace](#the-collectives-of-a-trace)" in dictionary.updated(
         f"### The collectives of a trace\n\n{marker}"
     )
@@ -615,9 +626,7 @@ def test_docstrings_give_columns_their_types_meanings_and_links() -> None:
 
 def test_a_marker_without_such_a_docstring_is_an_error() -> None:
     with pytest.raises(LookupError, match="no section Columns of rows:"):
-        dictionary.updated(
-            "<!-- columns simdist.studies.run_collectives.RunCollectives.document rows -->\n<!-- end -->"
-        )
+        dictionary.updated("<!-- columns simdist.studies.run_collectives.RunCollectives.document rows -->\n")
 
 
 def test_frames_that_have_the_columns_of_a_command_have_all_of_them(study: Study) -> None:

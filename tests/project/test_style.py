@@ -163,51 +163,6 @@ SHARED_NAMES: dict[str, str] = {
     "names": "the names in a registry",
     "save": "what the package makes, to a file",
 }
-# Names that still mean two things. An entry goes when one of them has another name or an underscore.
-AMBIGUOUS_NAMES: set[str] = {
-    "ALONE",
-    "Batch",
-    "COLUMNS",
-    "CollectiveKind",
-    "Flows",
-    "HeldUp",
-    "Kind",
-    "Load",
-    "MAX_FILE_NBYTES",
-    "MAX_NBYTES",
-    "Order",
-    "STATES",
-    "Session",
-    "Sharing",
-    "Source",
-    "State",
-    "Value",
-    "build",
-    "choose",
-    "columns",
-    "combined",
-    "compared",
-    "is_log",
-    "joined",
-    "only_steps",
-    "path",
-    "placed",
-    "plot",
-    "read",
-    "read_report",
-    "read_runs",
-    "read_table",
-    "reduced",
-    "run",
-    "sentences",
-    "spread",
-    "step_end_s",
-    "step_s",
-    "unit_of",
-    "with_links",
-    "write",
-    "written",
-}
 
 
 def is_text(node: ast.stmt) -> bool:
@@ -285,9 +240,9 @@ def test_constructors_set_few_attributes() -> None:
 
 def test_a_public_name_belongs_to_one_package() -> None:
     found = {name: sorted(where) for name, where in packages_of_names().items() if len(where) > 1}
-    new = {name: where for name, where in found.items() if name not in SHARED_NAMES.keys() | AMBIGUOUS_NAMES}
+    new = {name: where for name, where in found.items() if name not in SHARED_NAMES}
     assert not new, f"rename one, or write in SHARED_NAMES why both have the name: {new}"
-    gone = sorted((SHARED_NAMES.keys() | AMBIGUOUS_NAMES) - found.keys())
+    gone = sorted(SHARED_NAMES.keys() - found.keys())
     assert not gone, f"one package has these now: take them off the list: {gone}"
 
 

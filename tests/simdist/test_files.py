@@ -15,7 +15,7 @@ from messages import assert_message
 
 from simdist.errors import RunError
 from simdist.files import (
-    MAX_FILE_NBYTES,
+    MAX_DOCUMENT_NBYTES,
     MAX_LINE_NBYTES,
     RefusedError,
     lines_of,
@@ -196,7 +196,7 @@ def test_little_memory_is_taken_for_a_bomb(tmp_path, kind):
     bad = tmp_path / "bad.json"
     match kind:
         case "one line":
-            sparse(bad, MAX_FILE_NBYTES, b"x: ")
+            sparse(bad, MAX_DOCUMENT_NBYTES, b"x: ")
             command = ("compare", bad)
         case "profile in one event":
             bad.write_bytes(gzip.compress(b'{"traceEvents": [{"ph": "') + zeros(GIB))

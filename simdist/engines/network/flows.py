@@ -107,11 +107,11 @@ class Flows:
         self.next_s = math.inf
         """When the next flow starts or ends, or now if rates have to be found again."""
 
-    def _empty(self) -> max_min.State:
+    def _empty(self) -> max_min.FlowState:
         """Return a state without flows, in lists or in two arrays."""
         n_slots, n_pairs, n_resources = self._room
         if not self._is_array:
-            return max_min.State(
+            return max_min.FlowState(
                 _lists(max_min.N_FLOW_FLOATS, n_slots, 0.0),
                 _lists(max_min.N_FLOW_INTS, n_slots, 0),
                 _lists(max_min.N_PAIR_FLOATS, n_pairs, 0.0),
@@ -128,7 +128,7 @@ class Flows:
         self._ints[[max_min.SLOTS, max_min.PAIRS, max_min.RESOURCES]] = self._room
         return max_min.state_in(self._floats, self._ints)
 
-    def _keep(self, state: max_min.State) -> None:
+    def _keep(self, state: max_min.FlowState) -> None:
         """Use a state from now on, and keep references to the rows that are used most."""
         self._state = state
         self._left = self._quick(state.flow_floats[max_min.LEFT])

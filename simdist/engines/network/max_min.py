@@ -97,7 +97,7 @@ _Floats: TypeAlias = list[list[float]]
 _Ints: TypeAlias = list[list[int]]
 
 
-class State(NamedTuple):
+class FlowState(NamedTuple):
     """Rows of the same length, as lists or a two-dimensional array, for flows, pairs and resources.
 
     Args:
@@ -121,7 +121,7 @@ class State(NamedTuple):
     counts: list[int]
 
 
-def _is_before(one: int, other: int, state: State) -> bool:
+def _is_before(one: int, other: int, state: FlowState) -> bool:
     """Return whether the moment of a flow comes before that of another, or it came first."""
     one_s = state.flow_floats[MOMENT_S][one]
     other_s = state.flow_floats[MOMENT_S][other]
@@ -130,7 +130,7 @@ def _is_before(one: int, other: int, state: State) -> bool:
     return one_s < other_s
 
 
-def _move_up(flow: int, at: int, state: State) -> int:
+def _move_up(flow: int, at: int, state: FlowState) -> int:
     """Move a flow towards the top of the heap, from a place. Return its new place."""
     heap = state.flow_ints[HEAP]
     place = state.flow_ints[HEAP_AT]
@@ -147,7 +147,7 @@ def _move_up(flow: int, at: int, state: State) -> int:
     return at
 
 
-def _move_down(flow: int, at: int, state: State) -> None:
+def _move_down(flow: int, at: int, state: FlowState) -> None:
     """Move a flow away from the top of the heap, from a place."""
     heap = state.flow_ints[HEAP]
     place = state.flow_ints[HEAP_AT]
@@ -168,7 +168,7 @@ def _move_down(flow: int, at: int, state: State) -> None:
     place[flow] = at
 
 
-def _take_from_heap(flow: int, state: State) -> None:
+def _take_from_heap(flow: int, state: FlowState) -> None:
     """Take a flow out of the heap, if it is there."""
     at = state.flow_ints[HEAP_AT][flow]
     if at == NONE:
@@ -180,7 +180,7 @@ def _take_from_heap(flow: int, state: State) -> None:
         _move_down(last, _move_up(last, at, state), state)
 
 
-def _set_moment(flow: int, at_s: float, state: State) -> None:
+def _set_moment(flow: int, at_s: float, state: FlowState) -> None:
     """Set when a flow starts or ends. A flow without such a moment is not in the heap."""
     if not at_s < _INF:
         _take_from_heap(flow, state)
@@ -199,7 +199,7 @@ def _set_moment(flow: int, at_s: float, state: State) -> None:
         _move_down(flow, at, state)
 
 
-def _note_change(resource: int, change: int, state: State) -> None:
+def _note_change(resource: int, change: int, state: FlowState) -> None:
     """Add a resource to those that flows have left, or that have another capacity."""
     if state.resource_ints[CHANGE][resource] == UNCHANGED:
         state.resource_ints[CHANGED][state.counts[N_CHANGED]] = resource
@@ -214,7 +214,7 @@ def _exchange(row: list[Any], one: int, other: int) -> None:
     row[other] = number
 
 
-def _swap(one: int, other: int, state: State) -> None:
+def _swap(one: int, other: int, state: FlowState) -> None:
     """Let two pairs of a flow change places."""
     if one == other:
         return
@@ -236,7 +236,7 @@ def _swap(one: int, other: int, state: State) -> None:
             previous[following[pair]] = pair
 
 
-def _place_hub(resource: int, state: State) -> None:
+def _place_hub(resource: int, state: FlowState) -> None:
     """Make a resource a hub if it may stop its users. Each flow has its pairs with hubs first."""
     may_fill = state.resource_floats[DEMAND][resource] > state.resource_floats[CAPACITY][resource] * _NEARLY
     is_hub = 1 if may_fill and state.resource_ints[N_USERS][resource] > 1 else 0
@@ -257,7 +257,7 @@ def _place_hub(resource: int, state: State) -> None:
         pair = state.pair_ints[NEXT][place]
 
 
-def _sum_demand(resource: int, state: State) -> None:
+def _sum_demand(resource: int, state: FlowState) -> None:
     """Sum what the users of a resource take at their paces."""
     pace = state.flow_floats[PACE]
     weight = state.pair_floats[WEIGHT]
@@ -271,7 +271,7 @@ def _sum_demand(resource: int, state: State) -> None:
     _place_hub(resource, state)
 
 
-def _find_pace(flow: int, state: State) -> None:
+def _find_pace(flow: int, state: FlowState) -> None:
     """Compute the rate that a flow has alone."""
     capacity = state.resource_floats[CAPACITY]
     weight = state.pair_floats[WEIGHT]
@@ -285,7 +285,7 @@ def _find_pace(flow: int, state: State) -> None:
     state.flow_floats[PACE][flow] = own
 
 
-def add(flow: int, state: State) -> None:
+def add(flow: int, state: FlowState) -> None:
     """Add a flow to its resources."""
     weight = state.pair_floats[WEIGHT]
     resource_of = state.pair_ints[RESOURCE]
@@ -317,7 +317,7 @@ def add(flow: int, state: State) -> None:
             _place_hub(resource, state)
 
 
-def remove(flow: int, state: State) -> None:
+def remove(flow: int, state: FlowState) -> None:
     """Remove a flow from its resources."""
     following = state.pair_ints[NEXT]
     previous = state.pair_ints[PREVIOUS]
@@ -348,7 +348,7 @@ def remove(flow: int, state: State) -> None:
     _take_from_heap(flow, state)
 
 
-def _start(flow: int, state: State) -> None:
+def _start(flow: int, state: FlowState) -> None:
     """Let a flow begin to flow, at a rate that is found later."""
     state.flow_ints[IS_WAITING][flow] = 0
     state.flow_ints[N_HUBS][flow] = 0
@@ -361,7 +361,7 @@ def _start(flow: int, state: State) -> None:
     add(flow, state)
 
 
-def _rouse(flow: int, state: State) -> None:
+def _rouse(flow: int, state: FlowState) -> None:
     """Let a flow rise, and fill its hubs again."""
     if state.flow_ints[STATUS][flow] == UNTOUCHED:
         state.flow_ints[ACTIVE][state.counts[N_ACTIVE]] = flow
@@ -377,7 +377,7 @@ def _rouse(flow: int, state: State) -> None:
         sums[hub] = UNKNOWN
 
 
-def _take_in(n_known: int, state: State) -> int:
+def _take_in(n_known: int, state: FlowState) -> int:
     """Find the status of every flow on the hubs to fill, without the first hubs. Return how many hubs there are."""
     status = state.flow_ints[STATUS]
     bottleneck = state.flow_ints[BOTTLENECK]
@@ -401,7 +401,7 @@ def _take_in(n_known: int, state: State) -> int:
     return n_known
 
 
-def _level_below_caps(hub: int, state: State) -> float:
+def _level_below_caps(hub: int, state: FlowState) -> float:
     """Return the level of a hub if its flows that have not stopped rise together, each up to its rate or pace."""
     status = state.flow_ints[STATUS]
     weight = state.pair_floats[WEIGHT]
@@ -432,7 +432,7 @@ def _level_below_caps(hub: int, state: State) -> float:
         level = higher
 
 
-def _find_level(hub: int, state: State) -> None:
+def _find_level(hub: int, state: FlowState) -> None:
     """Find the level of a hub, inf if it stops no flow."""
     status = state.flow_ints[STATUS]
     rate = state.flow_floats[RATE]
@@ -476,7 +476,7 @@ def _find_level(hub: int, state: State) -> None:
     state.resource_ints[SUMS][hub] = SUMMED
 
 
-def _stop(flow: int, level: float, bottleneck: int, state: State) -> None:
+def _stop(flow: int, level: float, bottleneck: int, state: FlowState) -> None:
     """Stop a flow. Its other hubs have more left for the others; one without rising flows stops none."""
     state.flow_floats[NEXT_RATE][flow] = level
     state.flow_ints[BOTTLENECK][flow] = bottleneck
@@ -493,7 +493,7 @@ def _stop(flow: int, level: float, bottleneck: int, state: State) -> None:
                 state.resource_floats[LEVEL][hub] = _INF
 
 
-def _fill_hub(hub: int, state: State) -> None:
+def _fill_hub(hub: int, state: FlowState) -> None:
     """Stop the rising flows of a full hub. First stop flows at their paces, and rouse capped flows that are faster."""
     status = state.flow_ints[STATUS]
     flow_of = state.pair_ints[FLOW]
@@ -523,7 +523,7 @@ def _fill_hub(hub: int, state: State) -> None:
     state.resource_floats[LEVEL][hub] = _INF
 
 
-def _fill(state: State) -> None:
+def _fill(state: FlowState) -> None:
     """Fill hubs in the order of their levels, until none stops a rising flow."""
     touched = state.resource_ints[TOUCHED]
     sums = state.resource_ints[SUMS]
@@ -549,7 +549,7 @@ def _fill(state: State) -> None:
                     _fill_hub(hub, state)
 
 
-def _set_rate(flow: int, state: State) -> None:
+def _set_rate(flow: int, state: FlowState) -> None:
     """Give a flow its new rate from now on, after it has moved its bytes up to now."""
     now_s = state.times[NOW_S]
     left = state.flow_floats[LEFT]
@@ -565,7 +565,7 @@ def _set_rate(flow: int, state: State) -> None:
         _set_moment(flow, _INF, state)
 
 
-def settle(state: State) -> None:
+def settle(state: FlowState) -> None:
     """Find the rates that have changed since flows started or left, or capacities changed."""
     status = state.flow_ints[STATUS]
     active = state.flow_ints[ACTIVE]
@@ -595,7 +595,7 @@ def settle(state: State) -> None:
     state.counts[N_ACTIVE] = 0
 
 
-def _leave(flow: int, state: State) -> None:
+def _leave(flow: int, state: FlowState) -> None:
     """Remove a flow that has ended, or before its end."""
     remove(flow, state)
     if state.flow_ints[STATUS][flow] != UNTOUCHED:
@@ -608,14 +608,14 @@ def _leave(flow: int, state: State) -> None:
         active[at] = active[state.counts[N_ACTIVE]]
 
 
-def _mark_resources(flow: int, mark: int, state: State) -> None:
+def _mark_resources(flow: int, mark: int, state: FlowState) -> None:
     """Set the marks of a flow's resources."""
     first = state.flow_ints[FIRST][flow]
     for pair in range(first, first + state.flow_ints[N_PAIRS][flow]):
         state.resource_ints[MARK][state.pair_ints[RESOURCE][pair]] = mark
 
 
-def _is_marked(flow: int, state: State) -> bool:
+def _is_marked(flow: int, state: FlowState) -> bool:
     """Return whether a resource of a flow is marked."""
     first = state.flow_ints[FIRST][flow]
     for pair in range(first, first + state.flow_ints[N_PAIRS][flow]):
@@ -624,7 +624,7 @@ def _is_marked(flow: int, state: State) -> bool:
     return False
 
 
-def _list_together(n_ending: int, state: State) -> int:
+def _list_together(n_ending: int, state: FlowState) -> int:
     """Add flows to the list of those that end: the ones that are due nearly now and meet one of them."""
     ending = state.flow_ints[ENDING]
     heap = state.flow_ints[HEAP]
@@ -657,7 +657,7 @@ def _list_together(n_ending: int, state: State) -> int:
     return n_ending
 
 
-def advance(state: State) -> int:
+def advance(state: FlowState) -> int:
     """Go on until flows end, but not up to `UNTIL_S`. Settle what has changed before.
 
     Returns:
@@ -702,7 +702,7 @@ def advance(state: State) -> int:
             return n_ending
 
 
-def _end_due(resource: int, state: State) -> int:
+def _end_due(resource: int, state: FlowState) -> int:
     """Remove the flows on a resource that are due until `UNTIL_S`. Return their number; `ENDING` lists them."""
     n_ending = 0
     pair = state.resource_ints[HEAD][resource]
@@ -717,7 +717,7 @@ def _end_due(resource: int, state: State) -> int:
     return n_ending
 
 
-def _change_capacity(resource: int, state: State) -> None:
+def _change_capacity(resource: int, state: FlowState) -> None:
     """Use the capacity that now stands in `CAPACITY` from now on."""
     _note_change(resource, RESIZED, state)
     pair = state.resource_ints[HEAD][resource]
@@ -732,7 +732,7 @@ def _change_capacity(resource: int, state: State) -> None:
         _sum_demand(state.resource_ints[CHANGED][number], state)
 
 
-def act(state: State) -> int:
+def act(state: FlowState) -> int:
     """Do what `ACTION` says, with `WHICH`. Return the number of flows that end."""
     which = state.counts[WHICH]
     if state.counts[ACTION] == ADVANCE:
@@ -746,7 +746,7 @@ def act(state: State) -> int:
     return 0
 
 
-def state_in(floats: Any, ints: Any) -> State:
+def state_in(floats: Any, ints: Any) -> FlowState:
     """Return the state whose rows lie one after the other in two arrays, behind `times` and `counts`."""
     n_slots = ints[SLOTS]
     n_pairs = ints[PAIRS]
@@ -763,7 +763,7 @@ def state_in(floats: Any, ints: Any) -> State:
     int_at += N_PAIR_INTS * n_pairs
     resource_floats = floats[float_at : float_at + N_RESOURCE_FLOATS * n_resources]
     resource_ints = ints[int_at : int_at + N_RESOURCE_INTS * n_resources]
-    return State(
+    return FlowState(
         flow_floats,
         flow_ints,
         pair_floats,

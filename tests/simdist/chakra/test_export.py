@@ -9,8 +9,8 @@ from chakra_messages import find, read_trace
 from commandline import SMALL, STORAGE, Answer, call, edited, write
 from engine_runs import simulate
 
-from simdist.chakra.export import MAX_NBYTES, Export, NodeTemplates, ProcessGroups, cautions, refuse_size
-from simdist.chakra.export import write as chakra_write
+from simdist.chakra.export import MAX_EXPORT_NBYTES, Export, NodeTemplates, ProcessGroups, cautions, refuse_size
+from simdist.chakra.export import write_traces as chakra_write
 from simdist.chakra.schema import NodeType
 from simdist.cost import Varying
 from simdist.errors import PlanError
@@ -281,7 +281,7 @@ def test_an_export_of_many_gigabytes_is_refused_with_the_steps_that_fit():
     with pytest.raises(PlanError, match=r"10,000 steps of 800 ranks would take about \d.* GB") as error:
         refuse_size(of_steps(10_000))
     fitting = int(str(error.value).partition("--steps ")[2].partition(" ")[0])
-    assert 0.9 * MAX_NBYTES < of_steps(fitting).nbytes <= MAX_NBYTES
+    assert 0.9 * MAX_EXPORT_NBYTES < of_steps(fitting).nbytes <= MAX_EXPORT_NBYTES
     refuse_size(of_steps(fitting))
 
 

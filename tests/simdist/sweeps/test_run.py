@@ -29,7 +29,7 @@ from simdist.studies.measuring import measure
 from simdist.sweeps import LocalPool, load, tasks
 from simdist.sweeps.driver import SweepProgress
 from simdist.sweeps.keys import code_version
-from simdist.sweeps.tasks import Batch, evaluate
+from simdist.sweeps.tasks import TaskBatch, evaluate
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ class SlowStart:
         self.may_wait = False
         self.n_ended = 0
 
-    def submit(self, function, batch: Batch) -> Future:
+    def submit(self, function, batch: TaskBatch) -> Future:
         future: Future = Future()
         generous = replace(batch, time_limit_s=60.0)
         threading.Timer(self.start_s, lambda: future.set_result(function(generous))).start()
@@ -386,8 +386,8 @@ def test_lost_workers_end_the_sweep_with_one_error(tmp_path, monkeypatch):
 
 def test_worker_with_other_code_refuses():
     ours, other = (
-        Batch(code_version(), Path(), {}, (), 1, "auto", 60.0),
-        Batch("0.1.0, code 123", Path(), {}, (), 1, "auto", 60.0),
+        TaskBatch(code_version(), Path(), {}, (), 1, "auto", 60.0),
+        TaskBatch("0.1.0, code 123", Path(), {}, (), 1, "auto", 60.0),
     )
     assert evaluate(ours).records == ()
     with pytest.raises(RunError, match=f"a worker has simdist {code_version()}; this is 0.1.0, code 123"):
