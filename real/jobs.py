@@ -42,8 +42,8 @@ PerformLinks = Callable[[Traffic, Resources, int], AbstractContextManager[Callab
 
 _N_WARM_UP = 3
 
-# Takes batch_size, device, dtype and seed, and `lars=True` for a plan with trust ratios, as `real.models.build` does
-# after the name.
+# Takes batch_size, device, dtype and seed, and `lars=True` for a plan with trust ratios, as `real.models.build_job`
+# does after the name.
 Build = Callable[..., TrainingJob]
 
 
@@ -59,11 +59,11 @@ def find_build(name: str) -> Build | None:
     if name == EMULATED:
         return None
     if name in models.names():
-        return partial(models.build, name)
+        return partial(models.build_job, name)
     if ":" not in name:
         known = ", ".join((EMULATED, *models.names()))
         raise ScenarioError(f"--program {name}: there is no such program; there are {known}, or MODULE:FUNCTION")
-    build: Build = _imported("--program", name, like="real.models.build")
+    build: Build = _imported("--program", name, like="real.models.build_job")
     return build
 
 

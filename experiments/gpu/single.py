@@ -38,7 +38,7 @@ def _make(name: str, batch_size: int, device):
 
     from real import models
 
-    job = models.build(name, batch_size=batch_size, device=device, dtype=torch.float32, seed=0)
+    job = models.build_job(name, batch_size=batch_size, device=device, dtype=torch.float32, seed=0)
     return job, tuple(each.to(device) for each in job.batch(0, 0))
 
 

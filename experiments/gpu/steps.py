@@ -46,7 +46,7 @@ def run(part: common.Part) -> None:
     for precision in ("fp32",) if part.dry_run else PRECISIONS:
         for model in ("mlp", "gpt-nano") if part.dry_run else MODELS:
             if model not in jobs:
-                jobs[model] = models.build(model, batch_size=batch_sizes[-1], **kept)
+                jobs[model] = models.build_job(model, batch_size=batch_sizes[-1], **kept)
             for row in _curve(jobs[model], precision, batch_sizes, device):
                 predicted_s = cluster and _predicted_s(model, precision, row["batch_size"], cluster)
                 row["predicted_ms"] = 1e3 * predicted_s if predicted_s else None

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from estimate import N_PLACES, Residual, distribution, widened, widening
 
-from simdist.cost.compute import step_s
+from simdist.cost.compute import interpolated_step_s
 from simdist.scenario.workload import MeasuredStep
 
 EXPERIMENTS = Path(__file__).parents[1]
@@ -105,7 +105,7 @@ def _of_known(curve: Curve, known: tuple[MeasuredStep, ...], way: str, launch_s:
         if ratio == 1:
             continue
         place = min(range(len(RATIOS)), key=partial(_apart, ratio))
-        predicted_s = step_s(known, size)
+        predicted_s = interpolated_step_s(known, size)
         yield Residual(curve.family, "batch", (way,), math.log(asked.time_s / predicted_s), place)
         if launch_s:
             log = math.log(asked.time_s / max(predicted_s, launch_s))

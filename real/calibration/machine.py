@@ -140,7 +140,7 @@ def measure_step(
         RunError: There is no such model.
     """
     device = connection.device
-    job = models.build(model, batch_size=batch_size, device=device, dtype=torch.float32, seed=0)
+    job = models.build_job(model, batch_size=batch_size, device=device, dtype=torch.float32, seed=0)
     inputs, targets = (tensor.to(device) for tensor in job.batch(0, connection.place.rank))
     autocast: AbstractContextManager[object] = nullcontext()
     if precision == "bf16":

@@ -88,7 +88,7 @@ def windows(
     return batch
 
 
-__all__ = ["TrainingJob", "build", "create", "names"]
+__all__ = ["TrainingJob", "build_job", "create", "names"]
 
 _LEARNING_RATE = 0.01
 _MOMENTUM = 0.9
@@ -134,7 +134,7 @@ def create(name: str) -> nn.Module:
     return _model(name).create()
 
 
-def build(
+def build_job(
     name: str, *, batch_size: int, device: torch.device, dtype: torch.dtype, seed: int, lars: bool = False
 ) -> TrainingJob:
     """Return a model with loss, optimizer (SGD with momentum, or LARS) and data.

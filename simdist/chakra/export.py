@@ -370,7 +370,7 @@ class Exported:
         return f"{self.label}: {count}: {files}.<rank>.et, process groups in {files}.json"
 
 
-def write(
+def write_traces(
     export: Export, folder: Path, prefix: str, *, force: bool, progress: Callable[[int], None] | None = None
 ) -> int:
     """Write `PREFIX.<rank>.et` for each rank and `PREFIX.json` with the process groups; return their total bytes.

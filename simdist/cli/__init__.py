@@ -20,7 +20,7 @@ from types import ModuleType
 import click
 
 from simdist import __version__
-from simdist.cli.common import PrintError, Session
+from simdist.cli.common import CliSession, PrintError
 from simdist.errors import RunError, SimdistError
 
 __all__ = ["cli", "main"]
@@ -98,7 +98,7 @@ def main(args: Sequence[str] | None = None) -> int:
     simdist 0.1.0
     0
     """
-    session = Session()
+    session = CliSession()
     if args is None:
         os.environ.update(_ENVIRONMENT | os.environ)
     if sys.stdout is None:  # closed before the start, as `>&-` does
@@ -149,7 +149,7 @@ def _discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _failed(session: Session, error: SimdistError, code: int) -> int:
+def _failed(session: CliSession, error: SimdistError, code: int) -> int:
     if session.debug:
         traceback.print_exc()
     else:

@@ -57,7 +57,7 @@ def printing() -> Iterator[None]:
 
 
 @dataclass
-class Session:
+class CliSession:
     """State that the commands share.
 
     Args:
@@ -135,7 +135,7 @@ def parsed(option: str, text: str, parse: Callable[[object], _ValueT]) -> _Value
 
 
 def _set(context: click.Context, parameter: click.Parameter, value: bool) -> None:
-    session = context.ensure_object(Session)
+    session = context.ensure_object(CliSession)
     if parameter.name == "as_json":
         session.as_json = value
     else:
@@ -245,15 +245,15 @@ class PathType(click.Path):
         return super().convert(value, param, ctx)
 
 
-path = PathType(path_type=Path)
+path_type = PathType(path_type=Path)
 file_name = PathType()
 positive = click.IntRange(min=1)
 scenario = click.argument("name", type=file_name, metavar="SCENARIO")
 scenario_or_run = click.argument("name", type=file_name, metavar="SCENARIO|RUN")
-run = click.argument("name", type=file_name, metavar="RUN")
+run_argument = click.argument("name", type=file_name, metavar="RUN")
 schedule = click.option("--schedule", metavar="LABEL", help="Take only the schedule with this label.")
 baseline = click.option("--baseline", metavar="LABEL", help="Compare with this one; sync, else the first, if omitted.")
 _engines = click.Choice(("auto", "des", "fast"))
 engine = click.option("--engine", type=_engines, default="auto", help="auto: fast where it is exact, else des.")
-plot = click.option("--plot", type=path, metavar="FILE", help="Draw into a .png, .svg or .pdf file.")
+plot_option = click.option("--plot", type=path_type, metavar="FILE", help="Draw into a .png, .svg or .pdf file.")
 force = click.option("--force", is_flag=True, help="Replace an existing run, including its traces.")

@@ -32,9 +32,9 @@ _TOLERABLE_SEEDS = 5
 @click.option("--tolerable", is_flag=True, help="Show instead which rate of stragglers each schedule tolerates.")
 @click.option("--delay", metavar="TIME", help="How late a straggler is; as the transient ones of SCENARIO if omitted.")
 @click.option("--loss", default="5%", metavar="SHARE", help="Share of the time that may be lost, with --tolerable.")
-@common.plot
+@common.plot_option
 @common.options
-def command(session: common.Session, name: str, *, tolerable: bool, plot: Path | None, **given: Any) -> None:
+def command(session: common.CliSession, name: str, *, tolerable: bool, plot: Path | None, **given: Any) -> None:
     """Show the speed-ups over a baseline.
 
     All schedules are simulated with the same seeds and delays. Intervals are 95 % confidence intervals over seeds.
@@ -54,7 +54,7 @@ def command(session: common.Session, name: str, *, tolerable: bool, plot: Path |
 
 
 def _speedups(
-    session: common.Session, name: str, baseline: str | None, n_seeds: int, engine: Engine
+    session: common.CliSession, name: str, baseline: str | None, n_seeds: int, engine: Engine
 ) -> "Callable[[], Figure]":
     """Print the speed-ups; return what draws them."""
     scenario = inputs.read_scenario(session, name)
@@ -84,7 +84,7 @@ def _speedups(
 
 
 def _tolerances(
-    session: common.Session, name: str, n_seeds: int, delay: str | None, loss: str
+    session: common.CliSession, name: str, n_seeds: int, delay: str | None, loss: str
 ) -> "Callable[[], Figure]":
     """Print the tolerable rates of stragglers; return what draws them."""
     from simdist.studies.tolerable_rate import probability_text, tolerances

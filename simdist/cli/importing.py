@@ -35,7 +35,9 @@ from simdist.settings.units import format_seconds, parse_Bps, parse_seconds
 
 @click.command("import")
 @click.argument("traces", type=common.file_name, nargs=-1, required=True)
-@click.option("-o", "--output", type=common.path, metavar="SCENARIO", required=True, help="The .yaml file to write.")
+@click.option(
+    "-o", "--output", type=common.path_type, metavar="SCENARIO", required=True, help="The .yaml file to write."
+)
 @click.option("--nodes", type=common.positive, metavar="N", help="Number of nodes.")
 @click.option("--gpus-per-node", type=common.positive, metavar="N", help="Ranks per node.")
 @click.option(
@@ -66,7 +68,7 @@ from simdist.settings.units import format_seconds, parse_Bps, parse_seconds
 @click.option("--force", is_flag=True, help="Replace existing files.")
 @common.options
 def command(  # noqa: PLR0913 (one for each option)
-    session: common.Session,
+    session: common.CliSession,
     traces: tuple[str, ...],
     *,
     output: Path,
@@ -119,7 +121,7 @@ def command(  # noqa: PLR0913 (one for each option)
     session.result(import_document(imported, written), import_text(imported))
 
 
-def _without_traces(session: common.Session, path: Path) -> TraceError:
+def _without_traces(session: common.CliSession, path: Path) -> TraceError:
     """Tell what a summary of collectives shows; return the error that no scenario can be made of it."""
     summary = read_summary(path)
     session.result(summary_document(summary), summary_text(summary))
@@ -129,7 +131,7 @@ def _without_traces(session: common.Session, path: Path) -> TraceError:
 
 
 def _without_scenario(
-    session: common.Session,
+    session: common.CliSession,
     profiles: Sequence[RankProfile],
     options: ImportOptions,
     error: TraceError | UnknownLayoutError,
@@ -161,7 +163,7 @@ def _what_slowed(profiles: Sequence[RankProfile], options: ImportOptions) -> Slo
         return None
 
 
-def _profiles(session: common.Session, traces: Sequence[str], n_workers: int | None) -> list[RankProfile]:
+def _profiles(session: common.CliSession, traces: Sequence[str], n_workers: int | None) -> list[RankProfile]:
     """Read all traces; tell which could not be read, and go on with the others."""
     paths = find_traces(traces)
     with session.bar() as bar:

@@ -17,7 +17,9 @@ from simdist.scenario.loading import read_text
 
 
 @click.command("init")
-@click.option("-o", "--output", type=common.path, metavar="FILE", default="scenario.yaml", help="The file to write.")
+@click.option(
+    "-o", "--output", type=common.path_type, metavar="FILE", default="scenario.yaml", help="The file to write."
+)
 @click.option(
     "--from",
     "sources",
@@ -47,7 +49,7 @@ from simdist.scenario.loading import read_text
 @click.option("--yes", is_flag=True, help="Ask nothing, also on a terminal.")
 @click.option("--force", is_flag=True, help="Replace existing files.")
 @common.options
-def command(session: common.Session, *, output: Path, force: bool, yes: bool, **given: Any) -> None:
+def command(session: common.CliSession, *, output: Path, force: bool, yes: bool, **given: Any) -> None:
     """Write a scenario to begin with.
 
     Options state it. On a terminal, the command asks for the others. It looks for a job's environment (torchrun,

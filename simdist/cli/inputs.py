@@ -30,7 +30,7 @@ _OF_COLLECTIVES = {"library", "overhead_s"}
 _FoundT = TypeVar("_FoundT", "RunDirectory", "PlannedSchedule")
 
 
-def written(name: str, *keys: str) -> object:
+def value_in_file(name: str, *keys: str) -> object:
     """Return a value of a scenario as it stands in its file, or in the preset or file of its cluster or workload.
 
     Args:
@@ -51,7 +51,7 @@ def written(name: str, *keys: str) -> object:
     return found
 
 
-def read_scenario(session: common.Session, name: str, *, is_compared: bool = False) -> Scenario:
+def read_scenario(session: common.CliSession, name: str, *, is_compared: bool = False) -> Scenario:
     """Read a scenario from a file or, if there is none, the preset of that name; tell what has no effect in it.
 
     Args:
@@ -80,7 +80,7 @@ def read_scenario(session: common.Session, name: str, *, is_compared: bool = Fal
     return scenario
 
 
-def choose(scenario: Scenario, label: str | None, *, where: str) -> tuple[Schedule, ...]:
+def choose_schedules(scenario: Scenario, label: str | None, *, where: str) -> tuple[Schedule, ...]:
     """Return the schedule with a label, or all.
 
     Raises:
@@ -137,7 +137,7 @@ def required_trace(run: "RunDirectory", which: str | None) -> Path:
 
 
 def usable(
-    session: common.Session, name: str, found: Sequence[_FoundT], problem_of: Callable[[_FoundT], str | None]
+    session: common.CliSession, name: str, found: Sequence[_FoundT], problem_of: Callable[[_FoundT], str | None]
 ) -> list[_FoundT]:
     """Return the runs, or plans, that a command can use; tell of the others.
 
@@ -164,7 +164,7 @@ def usable(
 
 
 def planned(
-    session: common.Session, name: str, label: str | None, *, output: Path | None = None, draws: bool = True
+    session: common.CliSession, name: str, label: str | None, *, output: Path | None = None, draws: bool = True
 ) -> "Iterator[PlannedSchedule]":
     """Yield the plans of a scenario or of run directories, one after the other.
 
@@ -190,7 +190,7 @@ def planned(
             yield PlannedSchedule(run.scenario, schedule, run.plan, costs, run.delays, run, path)
         return
     scenario = read_scenario(session, name)
-    schedules = choose(scenario, label, where=name)
+    schedules = choose_schedules(scenario, label, where=name)
     paths = targets(output, schedules)
     drawn = delays(scenario) if draws else None
     for schedule, path in zip(schedules, paths, strict=True):
@@ -263,7 +263,7 @@ def picture_path(plot: Path, label: str, n_pictures: int) -> Path:
     return plot if n_pictures == 1 else plot.with_name(f"{plot.stem}-{label}{plot.suffix}")
 
 
-def with_links(scenario: Scenario, name: str) -> Scenario:
+def with_links_of_cluster(scenario: Scenario, name: str) -> Scenario:
     """Return a scenario whose ranks communicate over the links of another cluster; all else is its own.
 
     Args:

@@ -63,7 +63,7 @@ class TrainingOptions:
         return replace(task, device=self.device), target
 
     @contextmanager
-    def trainer(self, session: common.Session) -> Iterator[Trainer]:
+    def trainer(self, session: common.CliSession) -> Iterator[Trainer]:
         """Give what trains, and keeps runs in a folder if there is one."""
         output = self.output
         with ExitStack() as stack:
@@ -83,7 +83,9 @@ def options(function: _Function) -> Callable[..., Any]:
     """Add the options of `TrainingOptions`, but for the task."""
     plain = TrainingOptions()
     for option in (
-        click.option("-o", "--output", type=common.path, metavar="DIR", help="Append finished runs; resume from them."),
+        click.option(
+            "-o", "--output", type=common.path_type, metavar="DIR", help="Append finished runs; resume from them."
+        ),
         click.option(
             "--time-limit", default=plain.time_limit, metavar="TIME", help="Stop a training run after this time."
         ),
@@ -136,7 +138,7 @@ def options(function: _Function) -> Callable[..., Any]:
 @common.baseline
 @options
 @common.options
-def command(session: common.Session, name: str, *, n_seeds: int, baseline: str | None, **how: Any) -> None:
+def command(session: common.CliSession, name: str, *, n_seeds: int, baseline: str | None, **how: Any) -> None:
     """Show when a model reaches a target under each schedule.
 
     Each schedule trains the task for each seed, with the exact arithmetic of all ranks, one process per core. Times
@@ -153,7 +155,7 @@ def command(session: common.Session, name: str, *, n_seeds: int, baseline: str |
     show(session, learned, asked.output)
 
 
-def show(session: common.Session, answer: "LearnedSchedules | Raced", folder: Path | None) -> None:
+def show(session: common.CliSession, answer: "LearnedSchedules | Raced", folder: Path | None) -> None:
     """Print an answer.
 
     What is printed as JSON is written into the folder, if there is one, for `simdist report`.

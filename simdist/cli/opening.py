@@ -22,12 +22,12 @@ _HOST = "127.0.0.1"
 _PORT = 9001  # the only one that Perfetto's page may read from
 
 
-def open_page(session: common.Session, path: Path) -> None:
+def open_page(session: common.CliSession, path: Path) -> None:
     """Open a page in the browser; tell its address if there is no browser."""
     _browse(session, path.resolve().as_uri())
 
 
-def open_in_perfetto(session: common.Session, path: Path) -> None:
+def open_in_perfetto(session: common.CliSession, path: Path) -> None:
     """Serve a file until Perfetto has read it once, and open Perfetto with it.
 
     Raises:
@@ -46,7 +46,7 @@ def open_in_perfetto(session: common.Session, path: Path) -> None:
             server.handle_request()
 
 
-def _browse(session: common.Session, address: str) -> None:
+def _browse(session: common.CliSession, address: str) -> None:
     opened = webbrowser.open(address)
     session.say(f"{'opened' if opened else 'no browser found: open'} {address}")
 

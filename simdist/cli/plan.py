@@ -14,14 +14,16 @@ from simdist.scenario import Recorded, Scenario
 
 @click.command("plan")
 @common.scenario_or_run
-@click.option("-o", "--output", type=common.path, metavar="RUN", help="Write a run directory.")
-@click.option("--chakra", type=common.path, metavar="FOLDER", help="Write Chakra execution traces, LABEL.<rank>.et.")
+@click.option("-o", "--output", type=common.path_type, metavar="RUN", help="Write a run directory.")
+@click.option(
+    "--chakra", type=common.path_type, metavar="FOLDER", help="Write Chakra execution traces, LABEL.<rank>.et."
+)
 @click.option("--steps", "n_steps", type=common.positive, metavar="N", help="Only the first N steps, with --chakra.")
 @common.schedule
 @click.option("--force", is_flag=True, help="Replace an existing run, or traces; write more of them than is usual.")
 @common.options
 def command(
-    session: common.Session,
+    session: common.CliSession,
     name: str,
     *,
     output: Path | None,
@@ -43,7 +45,7 @@ def command(
     if n_steps is not None:
         raise click.UsageError("--steps: is for --chakra; write steps in the scenario")
     scenario = inputs.read_scenario(session, name)
-    schedules = inputs.choose(scenario, schedule, where=name)
+    schedules = inputs.choose_schedules(scenario, schedule, where=name)
     paths = inputs.targets(output, schedules)
     proved = []
     with session.bar() as bar:
@@ -61,10 +63,10 @@ def command(
 
 
 def _export(
-    session: common.Session, name: str, folder: Path, *, schedule: str | None, n_steps: int | None, force: bool
+    session: common.CliSession, name: str, folder: Path, *, schedule: str | None, n_steps: int | None, force: bool
 ) -> None:
     """Write execution traces."""
-    from simdist.chakra.export import Export, Exported, cautions, refuse_size, write
+    from simdist.chakra.export import Export, Exported, cautions, refuse_size, write_traces
 
     found = []
     told: Scenario | None = None
@@ -87,13 +89,13 @@ def _export(
             def progress(n_ranks: int, label: str = label, world_size: int = plan.world_size) -> None:
                 bar.update(f"write {label}", n_ranks, world_size)
 
-            nbytes = write(export, folder, label, force=force, progress=progress)
+            nbytes = write_traces(export, folder, label, force=force, progress=progress)
             session.saved.append(str(folder / f"{label}.*.et"))
             found.append(Exported(label, export, folder, nbytes))
     session.result({"exports": [each.document() for each in found]}, "\n".join(each.text() for each in found))
 
 
-def _tell_draw(session: common.Session, scenario: Scenario) -> None:
+def _tell_draw(session: common.CliSession, scenario: Scenario) -> None:
     """Say so if delays were recorded, but are not written as they were."""
     recorded = (each for each in scenario.disturbances if isinstance(each, Recorded))
     block_steps = next((each.resample_steps for each in recorded if each.resample_steps), None)

@@ -62,7 +62,7 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
 @click.argument("kind", type=click.Choice(get_args(PresetKind)), required=False)
 @click.argument("name", required=False)
 @common.options
-def command(session: common.Session, *, kind: PresetKind | None, name: str | None) -> None:
+def command(session: common.CliSession, *, kind: PresetKind | None, name: str | None) -> None:
     """Show the clusters, workloads and scenarios that ship.
 
     A kind limits the list. A kind and a NAME print the preset's YAML.

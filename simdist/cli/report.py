@@ -30,14 +30,14 @@ _MOST_RUNS = 24
 
 @click.command("report")
 @click.argument("name", type=common.file_name, metavar="RUN|DIR")
-@click.option("-o", "--output", type=common.path, metavar="FILE", required=True, help="The .html file to write.")
+@click.option("-o", "--output", type=common.path_type, metavar="FILE", required=True, help="The .html file to write.")
 @common.baseline
 @click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Only steps A to B - 1 in the timeline.")
-@click.option("--cluster", type=common.path, metavar="FILE", help="Simulate this calibrated cluster instead.")
+@click.option("--cluster", type=common.path_type, metavar="FILE", help="Simulate this calibrated cluster instead.")
 @click.option("--open", "opens", is_flag=True, help="Open the page in the browser.")
 @common.options
 def command(
-    session: common.Session,
+    session: common.CliSession,
     name: str,
     *,
     output: Path,
@@ -62,7 +62,7 @@ def command(
 
 
 def _write(
-    session: common.Session,
+    session: common.CliSession,
     folder: Path,
     *,
     output: Path,
@@ -118,7 +118,9 @@ def _check_number(folder: Path) -> None:
         )
 
 
-def _report_sweep(session: common.Session, folder: Path, *, output: Path, baseline: str | None, making: Making) -> None:
+def _report_sweep(
+    session: common.CliSession, folder: Path, *, output: Path, baseline: str | None, making: Making
+) -> None:
     with session.bar() as bar:
         bar.update("read the sweep", 0, None)
         found = read_sweep_report(folder, baseline=baseline)
@@ -128,7 +130,7 @@ def _report_sweep(session: common.Session, folder: Path, *, output: Path, baseli
     session.result(_sweep_document(found, output, nbytes), _sweep_text(found, output, nbytes))
 
 
-def _report_learned(session: common.Session, path: Path, output: Path, making: Making) -> None:
+def _report_learned(session: common.CliSession, path: Path, output: Path, making: Making) -> None:
     try:
         found = json.loads(read_content(path))
         columns = learned_columns(found["rows"])

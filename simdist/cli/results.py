@@ -33,15 +33,15 @@ _REASON_COLUMNS = (Column("reason", form=str), Column("rows", form="{:,}".format
 
 
 @click.command("results")
-@click.argument("folders", metavar="DIR...", type=common.path, nargs=-1, required=True)
-@click.option("--csv", type=common.path, metavar="FILE", help="Write the table to a CSV file; - is stdout.")
+@click.argument("folders", metavar="DIR...", type=common.path_type, nargs=-1, required=True)
+@click.option("--csv", type=common.path_type, metavar="FILE", help="Write the table to a CSV file; - is stdout.")
 @click.option("--fastest", "only_fastest", is_flag=True, help="Only the fastest schedule of each point, and its lead.")
 @click.option("--failed", "only_failed", is_flag=True, help="Only rows that failed, and why.")
 @click.option("--all", "shows_all", is_flag=True, help="Show all rows, however many there are.")
 @click.option("--baseline", metavar="LABEL", help="Compare with this schedule; that of the sweep if omitted.")
 @common.options
 def command(
-    session: common.Session,
+    session: common.CliSession,
     folders: tuple[Path, ...],
     *,
     csv: Path | None,

@@ -75,13 +75,13 @@ class _Kept(Observer[_Simulated]):
 @click.command("simulate")
 @common.scenario_or_run
 @common.engine
-@click.option("-o", "--output", type=common.path, metavar="RUN", help="Write a run directory with the trace.")
+@click.option("-o", "--output", type=common.path_type, metavar="RUN", help="Write a run directory with the trace.")
 @common.schedule
-@common.plot
+@common.plot_option
 @common.force
 @common.options
 def command(
-    session: common.Session,
+    session: common.CliSession,
     name: str,
     *,
     engine: Engine,
@@ -119,7 +119,7 @@ def command(
             traces += [(label, done.trace)] if plot and done.trace else []
     tables = [table_text(f"{Path(name).name}: seconds per step, averaged over ranks", _COLUMNS, rows)]
     tables += facets_text(measured, measured[0])
-    tables += [f"{text}." for text in facets.sentences(measured)]
+    tables += [f"{text}." for text in facets.facet_sentences(measured)]
     tables += _reasons(rows, engine)
     session.result({"scenario": name, "rows": rows}, "\n\n".join(tables))
     if plot:
@@ -129,7 +129,7 @@ def command(
             session.draw(timeline_figure(trace), inputs.picture_path(plot, label, len(traces)))
 
 
-def _write(session: common.Session, planned: PlannedSchedule, *, force: bool) -> Path | None:
+def _write(session: common.CliSession, planned: PlannedSchedule, *, force: bool) -> Path | None:
     """Write the run directory that is asked for; return where the trace goes."""
     if planned.output is None:
         return planned.run.path if planned.run else None

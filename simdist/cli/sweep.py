@@ -25,7 +25,7 @@ _LINE_S = 30.0
 @click.command("sweep")
 @click.argument("name", type=common.file_name, metavar="SWEEP")
 @click.option(
-    "-o", "--output", type=common.path, metavar="DIR", required=True, help="Append rows; resume from those in DIR."
+    "-o", "--output", type=common.path_type, metavar="DIR", required=True, help="Append rows; resume from those in DIR."
 )
 @click.option(
     "--workers", type=click.IntRange(0, 10_000), help="Processes or jobs; 0: this process; one per core if omitted."
@@ -40,7 +40,7 @@ _LINE_S = 30.0
 @click.option("--plans", is_flag=True, help="Also write a run directory for every row, DIR/runs/POINT/LABEL.")
 @common.options
 def command(
-    session: common.Session,
+    session: common.CliSession,
     name: str,
     *,
     output: Path,
@@ -98,7 +98,7 @@ def progress_text(name: str, state: SweepProgress) -> str:
     return f"{name}: {state.n_done:,} of {state.n_all:,} {state.what}{failed}"
 
 
-def _write_plans(session: common.Session, what: Sweep, output: Path) -> int:
+def _write_plans(session: common.CliSession, what: Sweep, output: Path) -> int:
     """Write run directories; return how many."""
     with session.bar() as bar:
         planned = write_plans(what, output, progress=lambda done, n: bar.update(f"{what.name}: plans", done, n))
@@ -110,7 +110,7 @@ def _write_plans(session: common.Session, what: Sweep, output: Path) -> int:
 
 
 @contextmanager
-def open_workers(session: common.Session, n_workers: int | None, scheduler: str | None) -> Iterator[Workers]:
+def open_workers(session: common.CliSession, n_workers: int | None, scheduler: str | None) -> Iterator[Workers]:
     """Give what was asked for: processes of this machine, this one, a Dask cluster, or one of jobs."""
     if scheduler is None:
         n_processes = n_cores() if n_workers is None else n_workers
@@ -126,7 +126,7 @@ def open_workers(session: common.Session, n_workers: int | None, scheduler: str 
         yield cluster
 
 
-def _cluster(session: common.Session, scheduler: str, n_jobs: int) -> AbstractContextManager[Workers]:
+def _cluster(session: common.CliSession, scheduler: str, n_jobs: int) -> AbstractContextManager[Workers]:
     if scheduler not in SYSTEMS:
         return connected(scheduler)
     session.say(f"waiting for the first of {n_jobs} {plural(n_jobs, 'job')} of {scheduler}")
@@ -134,7 +134,7 @@ def _cluster(session: common.Session, scheduler: str, n_jobs: int) -> AbstractCo
 
 
 @contextmanager
-def _silent(session: common.Session) -> Iterator[None]:
+def _silent(session: common.CliSession) -> Iterator[None]:
     """Keep Dask from logging: what matters of it becomes an error of ours."""
     logging.disable(logging.NOTSET if session.debug else logging.CRITICAL)
     try:

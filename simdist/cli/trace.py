@@ -26,8 +26,8 @@ from simdist.traces.trace import Trace
 
 
 @click.command("trace")
-@click.argument("run", metavar="RUN|TRACE.npz", type=common.path)
-@click.option("--chrome", type=common.path, metavar="FILE", help="Write JSON for Perfetto.")
+@click.argument("run", metavar="RUN|TRACE.npz", type=common.path_type)
+@click.option("--chrome", type=common.path_type, metavar="FILE", help="Write JSON for Perfetto.")
 @click.option("--collectives", is_flag=True, help="Show what collectives achieved, in the columns of nccl-tests.")
 @common.schedule
 @click.option(
@@ -40,7 +40,7 @@ from simdist.traces.trace import Trace
 @click.option("--open", "opens", is_flag=True, help="Open FILE in Perfetto, which reads it from this machine.")
 @common.options
 def command(
-    session: common.Session,
+    session: common.CliSession,
     run: Path,
     *,
     chrome: Path | None,
@@ -94,7 +94,7 @@ def command(
         open_in_perfetto(session, chrome)
 
 
-def _show_collectives(session: common.Session, name: str, schedule: str | None) -> None:
+def _show_collectives(session: common.CliSession, name: str, schedule: str | None) -> None:
     with session.bar() as bar:
         bar.update("read the traces", 0, None)
         runs = inputs.usable(session, name, inputs.read_runs(name, schedule), no_trace)

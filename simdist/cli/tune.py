@@ -73,7 +73,7 @@ class _Declared(click.Option):
 @learn.options
 @common.options
 def command(  # noqa: PLR0913 (one for each option)
-    session: common.Session,
+    session: common.CliSession,
     name: str,
     *,
     global_every: int | None,
@@ -138,7 +138,7 @@ def _counts(option: str, what: str, text: str | None, most: int) -> tuple[int, .
 
 
 def _to_target(
-    session: common.Session, scenario: Scenario, wanted: TuneOptions, asked: learn.TrainingOptions, rates: str | None
+    session: common.CliSession, scenario: Scenario, wanted: TuneOptions, asked: learn.TrainingOptions, rates: str | None
 ) -> None:
     """Search by time to a target, and print what it finds."""
     from simdist.tuning.racing import tune_to_target
@@ -169,7 +169,7 @@ def _pair(text: str) -> tuple[int, int]:
     return int(ranks), int(steps)
 
 
-def _warn(session: common.Session, scenario: Scenario, wanted: TuneOptions) -> None:
+def _warn(session: common.CliSession, scenario: Scenario, wanted: TuneOptions) -> None:
     every = wanted.constraints.global_every
     if dataset(scenario) is not None and scenario.steps < _FEW_PERIODS * every:
         session.say(

@@ -19,14 +19,16 @@ from simdist.studies.validation import corrected
 
 
 @click.command("validate")
-@common.run
-@click.option("--cluster", type=common.path, metavar="FILE", help="Simulate this calibrated cluster instead.")
-@click.option("--calibrate", type=common.path, metavar="FILE", help="Fit one overhead to this run; write the cluster.")
+@common.run_argument
+@click.option("--cluster", type=common.path_type, metavar="FILE", help="Simulate this calibrated cluster instead.")
+@click.option(
+    "--calibrate", type=common.path_type, metavar="FILE", help="Fit one overhead to this run; write the cluster."
+)
 @common.schedule
-@common.plot
+@common.plot_option
 @common.options
 def command(
-    session: common.Session,
+    session: common.CliSession,
     name: str,
     *,
     cluster: Path | None,
@@ -72,7 +74,7 @@ def command(
             session.draw(figure, inputs.picture_path(plot, each.validation.schedule, len(done)))
 
 
-def _corrected(session: common.Session, each: ValidatedRun, calibrated: Calibrated | None, file: Path) -> str:
+def _corrected(session: common.CliSession, each: ValidatedRun, calibrated: Calibrated | None, file: Path) -> str:
     """Write the cluster in which the run takes what was measured; return what was changed."""
     if each.validation.n_steps < each.run.plan.n_steps:
         raise TraceError(f"{each.run.path}: the measurement is incomplete, so nothing is corrected: run it again")
@@ -82,7 +84,7 @@ def _corrected(session: common.Session, each: ValidatedRun, calibrated: Calibrat
     return done
 
 
-def _warn_of_other_scenarios(session: common.Session, runs: Sequence[run_directory.RunDirectory]) -> None:
+def _warn_of_other_scenarios(session: common.CliSession, runs: Sequence[run_directory.RunDirectory]) -> None:
     """Speed-ups between different models or machines say nothing of schedules."""
     first, *others = runs
     for other in others:
@@ -104,7 +106,10 @@ def _missing(run: run_directory.RunDirectory) -> str | None:
 
 
 def _validate(
-    session: common.Session, runs: Sequence[run_directory.RunDirectory], calibrated: Calibrated | None, bar: ProgressBar
+    session: common.CliSession,
+    runs: Sequence[run_directory.RunDirectory],
+    calibrated: Calibrated | None,
+    bar: ProgressBar,
 ) -> Iterator[ValidatedRun]:
     for number, run in enumerate(runs):
         n_steps = run.plan.n_steps

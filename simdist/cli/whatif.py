@@ -51,7 +51,7 @@ _OF_STRAGGLERS = ("which", "steps", "schedules", "n_runs", "block_steps", "seed"
 @click.option("--data", is_flag=True, help="Show instead what loading the data set costs, by epoch.")
 @click.option("--knobs", is_flag=True, help="With --data, also change one setting at a time: which stalls go?")
 @common.options
-def command(session: common.Session, name: str, *, data: bool, knobs: bool, **given: Any) -> None:
+def command(session: common.CliSession, name: str, *, data: bool, knobs: bool, **given: Any) -> None:
     """Show what stragglers cost, and what would help.
 
     The job without stragglers is a replay in which each operation takes its typical time. The loss against it is shown
@@ -78,11 +78,11 @@ def command(session: common.Session, name: str, *, data: bool, knobs: bool, **gi
     session.result(found.document(), found.text())
 
 
-def _show_loading(session: common.Session, name: str, schedule: str | None, *, turns_knobs: bool) -> None:
+def _show_loading(session: common.CliSession, name: str, schedule: str | None, *, turns_knobs: bool) -> None:
     found = []
     with session.bar(line_every_s=_LINE_S) as bar:
         bar.update("read", 0, None)
-        bandwidth = inputs.written(name, "cluster", "storage", "bandwidth")
+        bandwidth = inputs.value_in_file(name, "cluster", "storage", "bandwidth")
         sources = inputs.usable(session, name, list(inputs.planned(session, name, schedule)), no_data)
         for number, source in enumerate(sources):
 
@@ -98,7 +98,7 @@ def _show_loading(session: common.Session, name: str, schedule: str | None, *, t
     session.result(document, "\n\n\n".join(each.text() for each in found))
 
 
-def _read_job(session: common.Session, name: str, options: WhatifOptions) -> WhatifJob:
+def _read_job(session: common.CliSession, name: str, options: WhatifOptions) -> WhatifJob:
     """Read what is looked at: a run directory, a directory with several, or a scenario, which is simulated.
 
     Raises:
@@ -108,18 +108,22 @@ def _read_job(session: common.Session, name: str, options: WhatifOptions) -> Wha
     """
     if Path(name).is_dir():
         job = _from_directory(session, name, options)
-        return replace(job, scenario=inputs.with_links(job.scenario, options.cluster)) if options.cluster else job
+        return (
+            replace(job, scenario=inputs.with_links_of_cluster(job.scenario, options.cluster))
+            if options.cluster
+            else job
+        )
     if options.which:
         raise ScenarioError(
             f"{name}: --trace {options.which}: is a scenario, which has no traces; give a run directory"
         )
     scenario = inputs.read_scenario(session, name, is_compared=True)
     if options.cluster:
-        scenario = inputs.with_links(scenario, options.cluster)
+        scenario = inputs.with_links_of_cluster(scenario, options.cluster)
     if options.seed is not None:
         scenario = scenario.changed(seed=options.seed)
     steps = _places(scenario, options.steps)
-    chosen = inputs.choose(scenario, options.schedule, where=name)
+    chosen = inputs.choose_schedules(scenario, options.schedule, where=name)
     return simulated_job(name, scenario, chosen[_baseline(chosen)], steps)
 
 
@@ -142,7 +146,7 @@ def _places(scenario: Scenario, steps: range | None) -> range | None:
     return places
 
 
-def _from_directory(session: common.Session, name: str, options: WhatifOptions) -> WhatifJob:
+def _from_directory(session: common.CliSession, name: str, options: WhatifOptions) -> WhatifJob:
     """Read the run that is looked at; the others tell which schedules to compare."""
     runs = inputs.read_runs(name, None)
     which = options.which
@@ -162,7 +166,7 @@ def _from_directory(session: common.Session, name: str, options: WhatifOptions) 
     return WhatifJob(name, run.scenario, baseline, tuple(others.values()), trace, run, options.steps)
 
 
-def _finished(session: common.Session, file: Path, trace: Trace) -> Trace:
+def _finished(session: common.CliSession, file: Path, trace: Trace) -> Trace:
     """Return the trace of the steps that all ranks have finished.
 
     Raises:
@@ -182,7 +186,7 @@ def _baseline(schedules: Sequence[Schedule]) -> int:
     return find_label([(each.name, each.kind) for each in schedules], None) or 0
 
 
-def _schedules_to_compare(session: common.Session, job: WhatifJob, wanted: str | None) -> tuple[Schedule, ...]:
+def _schedules_to_compare(session: common.CliSession, job: WhatifJob, wanted: str | None) -> tuple[Schedule, ...]:
     """Return the schedules to compare with the job's own.
 
     Args:

@@ -11,7 +11,7 @@ Source:
 from pathlib import Path
 
 from simdist.configurations.deepspeed import described_deepspeed, read_deepspeed
-from simdist.configurations.described import DescribedJob, Machines, Mesh, ScheduleSettings, WorkloadKey, combined
+from simdist.configurations.described import DescribedJob, Machines, Mesh, ScheduleSettings, WorkloadKey, combined_job
 from simdist.configurations.keys import Keys
 from simdist.configurations.strategies import DTYPES, mesh_of
 from simdist.errors import ScenarioError
@@ -82,20 +82,20 @@ def described_accelerate(keys: Keys) -> DescribedJob:
         remarks=("mixed_precision fp8 is not modelled: the passes take the time of bf16",) if name == "fp8" else (),
     )
     found = _with_parallelism(keys, kind, job, name)
-    return combined(found, DescribedJob(remarks=tuple(_unknown(keys))))
+    return combined_job(found, DescribedJob(remarks=tuple(_unknown(keys))))
 
 
 def _with_parallelism(keys: Keys, kind: str, job: DescribedJob, precision: str) -> DescribedJob:
     where = f"{keys.file}: distributed_type"
     match kind:
         case "FSDP":
-            return combined(job, _fsdp(keys, _PRECISIONS[precision]))
+            return combined_job(job, _fsdp(keys, _PRECISIONS[precision]))
         case "DEEPSPEED":
             return _deepspeed(keys, job, precision)
         case "NO":
-            return combined(job, DescribedJob(mesh=Mesh(1, 1, where)))
+            return combined_job(job, DescribedJob(mesh=Mesh(1, 1, where)))
         case _:
-            return combined(job, DescribedJob(mesh=Mesh(None, 1, where)))
+            return combined_job(job, DescribedJob(mesh=Mesh(None, 1, where)))
 
 
 def _refuse_parallelism(keys: Keys) -> None:
@@ -178,7 +178,7 @@ def _deepspeed(keys: Keys, job: DescribedJob, precision: str) -> DescribedJob:
         filled = stated if keys.has("mixed_precision") else {}
         theirs = read_deepspeed(path, filled=filled)
         ours = DescribedJob(machines=job.machines, is_compiled=job.is_compiled or None, remarks=job.remarks)
-        return combined(theirs, ours)
+        return combined_job(theirs, ours)
     zero: dict[str, object] = {"stage": section.whole("zero_stage", 2, least=0, most=3)}
     for part in ("optimizer", "param"):
         device = section.word(f"offload_{part}_device", "none")
@@ -190,7 +190,7 @@ def _deepspeed(keys: Keys, job: DescribedJob, precision: str) -> DescribedJob:
         values["gradient_accumulation_steps"] = section.whole("gradient_accumulation_steps")
     section.skip_all()
     theirs = described_deepspeed(Keys(keys.file, values))
-    return combined(theirs, DescribedJob(machines=job.machines, is_compiled=job.is_compiled, remarks=job.remarks))
+    return combined_job(theirs, DescribedJob(machines=job.machines, is_compiled=job.is_compiled, remarks=job.remarks))
 
 
 def _unknown(keys: Keys) -> list[str]:

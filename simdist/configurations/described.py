@@ -188,7 +188,7 @@ class DescribedJob:
         return n_passes, self.samples_source
 
 
-def combined(first: DescribedJob, second: DescribedJob) -> DescribedJob:
+def combined_job(first: DescribedJob, second: DescribedJob) -> DescribedJob:
     """Return the job that two files describe together.
 
     Raises:

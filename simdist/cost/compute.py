@@ -122,7 +122,7 @@ class ComputeCost:
     def _passes_s(self) -> float:
         """Return the seconds of a forward and a backward pass: those of a step without its update."""
         workload = self._workload
-        whole_s = step_s(workload.step_times, workload.batch_size)
+        whole_s = interpolated_step_s(workload.step_times, workload.batch_size)
         update_s = workload.optimize_s
         if update_s is None:
             update_s = OPTIMIZERS[workload.optimizer].n_passes * workload.nbytes / self._device.memory_bandwidth_Bps
@@ -250,7 +250,7 @@ class ComputeCost:
         return (dst.nbytes + src.nbytes + touched_nbytes) / self._device.memory_bandwidth_Bps
 
 
-def step_s(measured: Sequence[MeasuredStep], batch_size: int) -> float:
+def interpolated_step_s(measured: Sequence[MeasuredStep], batch_size: int) -> float:
     """Return the seconds of a step: a line between neighbours, continued beyond the last and before the first.
 
     A line that would reach 0 before an empty batch is none of a GPU. Then, and with one measured step, the time is

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simdist.errors import ScenarioError, naming_file
-from simdist.runs.nccl_tests import NcclTable, fitted, placed, read_table, simulated_s, with_launches
+from simdist.runs.nccl_tests import NcclTable, fitted, parse_nccl_table, placed, simulated_s, with_launches
 from simdist.scenario import Cluster
 from simdist.settings.base import picked
 from simdist.settings.units import format_nbytes
@@ -99,7 +99,7 @@ def calibrate_links(
     """
     with naming_file(file, "read", ScenarioError):
         text = file.read_text(encoding="utf-8", errors="replace")
-    table = read_table(text, name=str(file), op=op)
+    table = parse_nccl_table(text, name=str(file), op=op)
     before = placed(table, cluster, nodes=table.nodes or nodes, gpus_per_node=table.gpus_per_node or gpus_per_node)
     after, notes = fitted(table, with_launches(table, before))
     source = f"{after.source} Calibrated with {table.op} of nccl-tests, {file.name}.".strip()

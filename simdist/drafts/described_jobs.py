@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from simdist.configurations.accelerate import described_accelerate
 from simdist.configurations.deepspeed import read_deepspeed
-from simdist.configurations.described import GUESS, DescribedJob, Mesh, WorkloadKey, combined
+from simdist.configurations.described import GUESS, DescribedJob, Mesh, WorkloadKey, combined_job
 from simdist.configurations.huggingface import json_of, read_config
 from simdist.configurations.keys import Keys
 from simdist.configurations.llm_foundry import described_llm_foundry
@@ -40,7 +40,7 @@ _ANY_SHARE = 0.5  # of the peak, where only FLOPs are asked for
 _MOST_WHOLE = 3e9  # parameters: with Adam, 16 B each are 48 GB, which leaves room for activations on a GPU of 80 GB
 
 
-def read(paths: Sequence[Path], *, sequence: int | None) -> DescribedJob:
+def read_described_job(paths: Sequence[Path], *, sequence: int | None) -> DescribedJob:
     """Read the files that describe a job together: one of them has the model, and others how it is trained.
 
     Raises:
@@ -52,7 +52,7 @@ def read(paths: Sequence[Path], *, sequence: int | None) -> DescribedJob:
     if stated is not None and sequence is None:
         models = [_of_model(path, stated) for path, each in zip(paths, jobs, strict=True) if each.has_model]
         jobs = [*models, *(each for each in jobs if not each.has_model)]
-    return functools.reduce(combined, sorted(jobs, key=lambda each: not each.has_model))
+    return functools.reduce(combined_job, sorted(jobs, key=lambda each: not each.has_model))
 
 
 def _of_model(path: Path, stated: DescribedJob) -> DescribedJob:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from simdist.configurations.described import GUESS as _GUESS
-from simdist.configurations.described import DescribedJob, Machines, WorkloadKey, combined
+from simdist.configurations.described import DescribedJob, Machines, WorkloadKey, combined_job
 from simdist.configurations.rates import rounded
 from simdist.drafts import described_jobs, surroundings
 from simdist.drafts.calibrated_links import CalibratedLinks, calibrate_links
@@ -381,12 +381,16 @@ class _Drafting:
                 if given is not None:
                     raise ScenarioError(f"{option}: is for --from only: write it in a workload")
             return None
-        job = described_jobs.read(options.described, sequence=options.sequence) if options.described else None
+        job = (
+            described_jobs.read_described_job(options.described, sequence=options.sequence)
+            if options.described
+            else None
+        )
         if options.model:
             counted = self._counted_job(options.model)
             if options.workload is not None or (job and job.has_model):
                 raise ScenarioError(f"--from {options.model} beside another model: write one of them")
-            return combined(counted, job) if job else counted
+            return combined_job(counted, job) if job else counted
         assert job is not None
         if options.workload is None and not job.has_model:
             raise ScenarioError(
@@ -396,7 +400,7 @@ class _Drafting:
             return job
         if job.has_model:
             raise ScenarioError("--from beside --workload: write one of them")
-        return combined(described_jobs.model_of_workload(options.workload), job)
+        return combined_job(described_jobs.model_of_workload(options.workload), job)
 
     def _counted_job(self, name: str) -> DescribedJob:
         """Count a PyTorch model, and write its workload."""

@@ -107,7 +107,9 @@ def replay(
     Recurrence(plan, n_variants, prices, durations=durations, observer=observer).run(stretches(plan), progress)
 
 
-def step_end_s(plan: Plan, durations: Durations, *, n_variants: int, progress: Progress | None = None) -> Times:
+def replayed_step_end_s(
+    plan: Plan, durations: Durations, *, n_variants: int, progress: Progress | None = None
+) -> Times:
     """Return when the last rank finished each step in each variant, float64 `[n_steps, n_variants]`.
 
     Loads and saves do not count: they belong to later steps, or to none (as in `simdist.traces.waiting.step_end_s`).

@@ -39,7 +39,7 @@ def over_copies(plan: Plan, ranks_per_copy: int) -> Plan:
             f"plan {plan.name} reads a data set, whose samples are dealt to its {plan.world_size} ranks: leave `data` "
             f"out of its scenario"
         )
-    bodies = tuple(tuple(spread(op, ranks_per_copy, plan.name) for op in body) for body in plan.bodies)
+    bodies = tuple(tuple(spread_over_ranks(op, ranks_per_copy, plan.name) for op in body) for body in plan.bodies)
     return replace(plan, world_size=plan.world_size * ranks_per_copy, bodies=bodies)
 
 
@@ -62,7 +62,7 @@ def check_copies(plan: Plan, ranks_per_copy: int) -> None:
             )
 
 
-def spread(op: Op, ranks_per_copy: int, plan_name: str) -> Op:
+def spread_over_ranks(op: Op, ranks_per_copy: int, plan_name: str) -> Op:
     """Return what several ranks do where one rank does an operation.
 
     Args:

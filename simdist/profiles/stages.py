@@ -272,7 +272,7 @@ def find_late_ranks(timed: TimedJob) -> LateRanks:
     delays = replace(whole, of=_with_even_work(traced, uneven))
     excess, whole = (collectives.with_untraced_rank(each, timed.untraced, job) for each in (delays, whole))
     places = Places(job)
-    found = stragglers.placed(stragglers.find_stragglers(excess, timed.layout), places)
+    found = stragglers.with_places(stragglers.find_stragglers(excess, timed.layout), places)
     common = tuple(
         replace(each, place=places.find(each.channel, job.ranks, each.steps)) for each in stragglers.find_common(delays)
     )

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from simdist.plan import Plan, ops
 from simdist.plan.group import Group
-from simdist.proof.symbols import AtomPlaces, State, Tag, Value, Weights, reduced
+from simdist.proof.symbols import AtomPlaces, State, Tag, Value, Weights, lowest_terms
 
 
 class BrokenError(Exception):
@@ -103,7 +103,7 @@ class AtomLayout:
         weights = {
             tag: each
             if each.numerators.shape[1] == 1
-            else reduced(self._own_slice(group, each.numerators), each.denominator)
+            else lowest_terms(self._own_slice(group, each.numerators), each.denominator)
             for tag, each in value.weights.items()
         }
         return Value(self._sliced(group, value.places), weights)

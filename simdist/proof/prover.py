@@ -67,19 +67,19 @@ from simdist.proof.symbols import (
     aged,
     assembled,
     at_root,
+    broadcast_to_members,
     concatenated,
     digest,
     fraction,
     fraction_text,
     gather,
     gathered,
-    joined,
-    reduced,
+    joined_atoms,
+    lowest_terms,
     root_mask,
     same,
     scatter,
     scattered,
-    spread,
     summed,
     tag_text,
     total,
@@ -127,7 +127,7 @@ def _in_proportion(one: dict[Tag, Weights], other: dict[Tag, Weights]) -> bool:
 
 def _total_of_first(view: NDArray[np.int64], n_first: int) -> NDArray[np.int64]:
     """Return on all members the sum over the first `n_first` of them."""
-    return spread(view[:, :n_first].sum(1, keepdims=True), view)
+    return broadcast_to_members(view[:, :n_first].sum(1, keepdims=True), view)
 
 
 def _of_weights(move: Move, n_atoms: int) -> Move:
@@ -293,7 +293,9 @@ class _Proof:
                 state[op.buffer] = self._map(op, state[op.buffer], lambda view: at_root(view, op.root))
             case ops.Broadcast():
                 root = slice(op.root, op.root + 1)
-                state[op.buffer] = self._map(op, state[op.buffer], lambda view: spread(view[:, root], view))
+                state[op.buffer] = self._map(
+                    op, state[op.buffer], lambda view: broadcast_to_members(view[:, root], view)
+                )
             case ops.ReduceScatter():
                 state[op.dst] = self._layout.as_declared(op.dst, self._map(op, state[op.src], scatter))
             case ops.AllGather():
@@ -404,13 +406,13 @@ class _Proof:
     def _divided(self, value: Value, divisor: int) -> Value:
         for weights in value.weights.values():
             weights.demand_room(divisor)
-        parts = {tag: reduced(each.numerators, each.denominator * divisor) for tag, each in value.weights.items()}
+        parts = {tag: lowest_terms(each.numerators, each.denominator * divisor) for tag, each in value.weights.items()}
         return Value(value.places, parts)
 
     def _packed(self, values: Sequence[Value]) -> Value:
         """Concatenate the atoms of buffers."""
         tags = dict.fromkeys(tag for value in values for tag in value.weights)
-        places = joined([value.places for value in values])
+        places = joined_atoms([value.places for value in values])
         n_atoms = [value.places.n_atoms for value in values]
         packed = {tag: concatenated([self._weights(value, tag) for value in values], n_atoms) for tag in tags}
         return Value(places, packed)
@@ -583,7 +585,7 @@ class _Proof:
                 if isinstance(op, ops.Reduce):  # only the root holds a mean; the other members keep their contents
                     moved = np.where(root_mask(moved, op.root), moved, moved * divisor)
                 rows = moved.reshape(self._plan.world_size, -1, moved.shape[-1])
-                self._now.moved[like] = each, reduced(rows, each.denominator * divisor)
+                self._now.moved[like] = each, lowest_terms(rows, each.denominator * divisor)
             weights[tag] = self._now.moved[like][1]
         return Value(self._move_places(op, value.places, move), weights)
 
@@ -647,7 +649,7 @@ class _Proof:
     def _mean(self, weights: Weights, group: Group, drop: int = 0) -> Weights:
         view = weights.numerators.reshape(*group.shape(self._plan.world_size), *weights.numerators.shape[1:])
         means = _total_of_first(view, group.size - drop)
-        return reduced(means.reshape(weights.numerators.shape), weights.denominator * (group.size - drop))
+        return lowest_terms(means.reshape(weights.numerators.shape), weights.denominator * (group.size - drop))
 
     def _difference(self, name: str, found: Value, expected: dict[Tag, Weights]) -> str | None:
         """Describe how a buffer differs from the expected weights of each of its atoms."""

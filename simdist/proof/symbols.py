@@ -51,11 +51,11 @@ class Weights:
         theirs = common // other.denominator
         self.demand_room(2 * mine)
         other.demand_room(2 * theirs)
-        return reduced(self.numerators * mine + other.numerators * theirs, common)
+        return lowest_terms(self.numerators * mine + other.numerators * theirs, common)
 
     def __mul__(self, factor: Fraction) -> "Weights":
         self.demand_room(abs(factor.numerator))
-        return reduced(self.numerators * factor.numerator, self.denominator * factor.denominator)
+        return lowest_terms(self.numerators * factor.numerator, self.denominator * factor.denominator)
 
     def equals(self, other: "Weights") -> bool:
         """Tell whether every atom has the same weights."""
@@ -154,7 +154,7 @@ State: TypeAlias = dict[str, Value]
 Move: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
 
-def joined(parts: Sequence[AtomPlaces]) -> AtomPlaces:
+def joined_atoms(parts: Sequence[AtomPlaces]) -> AtomPlaces:
     """Return the atoms of all parts, one after the other."""
     rows, of_rank = np.unique(np.stack([part.of_rank for part in parts]), axis=1, return_inverse=True)
     pairs = zip(parts, rows, strict=True)
@@ -166,14 +166,14 @@ def same(found: dict[Tag, Weights], expected: dict[Tag, Weights]) -> bool:
     return found.keys() == expected.keys() and all(each.equals(expected[tag]) for tag, each in found.items())
 
 
-def spread(reduced: NDArray[np.int64], view: NDArray[np.int64]) -> NDArray[np.int64]:
+def broadcast_to_members(reduced: NDArray[np.int64], view: NDArray[np.int64]) -> NDArray[np.int64]:
     """Give every member the same contents, `[block, member, ...]` from `[block, 1, ...]`."""
     return np.broadcast_to(reduced, view.shape)
 
 
 def total(view: NDArray[np.int64]) -> NDArray[np.int64]:
     """Give every member the sum over the members."""
-    return spread(view.sum(1, keepdims=True), view)
+    return broadcast_to_members(view.sum(1, keepdims=True), view)
 
 
 def assembled(parts: Sequence[tuple[slice, Weights]], n_atoms: int) -> Weights:
@@ -190,7 +190,7 @@ def assembled(parts: Sequence[tuple[slice, Weights]], n_atoms: int) -> Weights:
     for atoms, part in parts:
         part.demand_room(common // part.denominator)
         numerators[:, atoms] = part.numerators * (common // part.denominator)
-    return reduced(numerators, common)
+    return lowest_terms(numerators, common)
 
 
 def concatenated(parts: Sequence[Weights], n_atoms: Sequence[int]) -> Weights:
@@ -236,7 +236,7 @@ def gathered(weights: NDArray[np.int64], n_atoms: int) -> NDArray[np.int64]:
     return gather(np.repeat(weights, n_atoms // weights.shape[3], axis=3))
 
 
-def reduced(numerators: NDArray[np.int64], denominator: int) -> Weights:
+def lowest_terms(numerators: NDArray[np.int64], denominator: int) -> Weights:
     """Return weights in lowest terms."""
     divisor = math.gcd(int(np.gcd.reduce(numerators, axis=None)), denominator)
     return Weights(numerators // divisor, denominator // divisor) if divisor > 1 else Weights(numerators, denominator)

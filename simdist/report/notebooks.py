@@ -147,7 +147,7 @@ def html_of(result: _Shown) -> str:
         case Scenario():
             return _scenario_html(result)
         case Comparison():
-            columns = combined(_COMPARED, facets.columns(result))
+            columns = combined(_COMPARED, facets.facet_columns(result))
             told = facets.told(result)
             tables = [_table(result.title, columns, [each.cells(told) for each in result])]
             tables += [_table(each.title, each.columns, each.records) for each in facets.tables(result, result.base)]

@@ -87,7 +87,7 @@ class NcclTable:
     one_process: bool = False
 
 
-def read_table(text: str, *, name: str, op: str | None = None) -> NcclTable:
+def parse_nccl_table(text: str, *, name: str, op: str | None = None) -> NcclTable:
     """Return the table in the output of a program.
 
     Args:

@@ -219,8 +219,8 @@ def save_trace(trace: Trace, path: Path, *, on_disk: bool = False) -> None:
 def save_measured(path: Path, trace: Trace, *, report: str | None, reads: "Reads | None" = None) -> None:
     """Write the results of a run, the trace first; an interruption or full disk leaves the old files or the new ones.
 
-    All files are on the disk before the first is renamed. If the process is killed between two renames, `read_report`
-    still finds the report of the trace.
+    All files are on the disk before the first is renamed. If the process is killed between two renames,
+    `read_real_report` still finds the report of the trace.
 
     Args:
         path: The run directory.
@@ -253,13 +253,13 @@ def as_measured(run: RunDirectory, real: Trace) -> RunDirectory:
     """Return a run as its trace `real` was measured: without changes of links, if the measurement left them out.
 
     Raises:
-        TraceError: See `read_report`.
+        TraceError: See `read_real_report`.
     """
-    left_out = (read_report(run.path, real) or {}).get("links") == NO_LINKS
+    left_out = (read_real_report(run.path, real) or {}).get("links") == NO_LINKS
     return replace(run, scenario=run.scenario.without_links()) if left_out and run.scenario.has_links else run
 
 
-def read_report(path: Path, trace: Trace) -> Mapping[str, object] | None:
+def read_real_report(path: Path, trace: Trace) -> Mapping[str, object] | None:
     """Return the contents of real.json for the measured trace of a run directory; None if there is no such file.
 
     Raises:

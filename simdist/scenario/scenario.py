@@ -33,7 +33,16 @@ from simdist.scenario.workload import Workload, other_batch_fault
 from simdist.schedules import KINDS as SCHEDULE_KINDS
 from simdist.schedules import GradientSchedule, Schedule, settings_of_name
 from simdist.schedules.job import Job, Policy, Shape, uses_disk, uses_memory
-from simdist.settings.base import Fault, Settings, SettingsGroup, choose, folder_of, refuse, shown, unchecked_copy
+from simdist.settings.base import (
+    Fault,
+    Settings,
+    SettingsGroup,
+    folder_of,
+    refuse,
+    shown,
+    unchecked_copy,
+    validate_by_kind,
+)
 from simdist.settings.units import EpochSteps, StepsOrTime, Whole, parse_seconds
 
 _MOST_SHOWN = 8  # schedules in a `repr`
@@ -164,7 +173,9 @@ def _choose_disturbance(value: object, info: ValidationInfo) -> Disturbance | Li
     on = written.get("on", "host")
     if on != "link" and ("link" in written or written.get("kind") == "outages"):
         refuse("Disturbance", [(("on",), f"{shown(on)}: a disturbance of links: write on: link")])
-    disturbance: Disturbance | LinkDisturbance = choose(value, LINK_KINDS if on == "link" else DISTURBANCE_KINDS, info)
+    disturbance: Disturbance | LinkDisturbance = validate_by_kind(
+        value, LINK_KINDS if on == "link" else DISTURBANCE_KINDS, info
+    )
     cluster = info.data.get("cluster")
     n_steps = info.data.get("steps")
     if isinstance(disturbance, LinkDisturbance):
@@ -181,14 +192,14 @@ def _choose_disturbance(value: object, info: ValidationInfo) -> Disturbance | Li
 
 
 def _choose_flows(value: object, info: ValidationInfo) -> TrafficPattern:
-    flows: TrafficPattern = choose(value, FLOW_KINDS, info)
+    flows: TrafficPattern = validate_by_kind(value, FLOW_KINDS, info)
     if cluster := info.data.get("cluster"):
         refuse("Flows", flows.cluster_faults(cluster))
     return flows
 
 
 def _choose_schedule(value: object, info: ValidationInfo) -> Schedule:
-    schedule: Schedule = choose(settings_of_name(value), SCHEDULE_KINDS, info)
+    schedule: Schedule = validate_by_kind(settings_of_name(value), SCHEDULE_KINDS, info)
     cluster = info.data.get("cluster")
     problems = schedule.problems(Shape(cluster.world_size, cluster.gpus_per_node)) if cluster else []
     workload = info.data.get("workload")

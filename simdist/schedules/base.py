@@ -147,11 +147,11 @@ class Schedule(Settings, abc.ABC):
             return None
         word, pieces = cls.label_form
         own, _, rest = label.partition("+")
-        of_input = labels.read(("", _INPUT), "+" + rest if rest else "")
+        of_input = labels.parse_label(("", _INPUT), "+" + rest if rest else "")
         if of_input is None:
             return None
         for at in [len(own), *(match.start() for match in labels.OTHERS.finditer(own))]:
-            found = labels.read((word, (*pieces, *cls.searched)), own[:at])
+            found = labels.parse_label((word, (*pieces, *cls.searched)), own[:at])
             others = labels.read_others(own[at:])
             if found is not None and others is not None and others.keys() <= cls.model_fields.keys():
                 return found | others | ({"input": of_input} if of_input else {})

@@ -16,7 +16,7 @@ from simdist.schedules.names import KINDS, settings_of_name
 from simdist.schedules.sharded import SHARDED_TRAITS, ShardedSchedule
 from simdist.schedules.sync import Sync
 from simdist.schedules.tuning import OUTER_OPTIMIZER, Allowance, Axis, Permit
-from simdist.settings.base import choose, unchecked_copy
+from simdist.settings.base import unchecked_copy, validate_by_kind
 from simdist.settings.units import Whole
 
 _PERIODS = (4, 16, 64)  # that `tune` tries
@@ -78,7 +78,7 @@ class HSDP(ShardedSchedule):
     def _averages(cls, value: object, info: ValidationInfo) -> object:
         if value is None:
             return None
-        schedule = choose(settings_of_name(value), KINDS, info)
+        schedule = validate_by_kind(settings_of_name(value), KINDS, info)
         if not isinstance(schedule, AveragingSchedule):
             raise ValueError(
                 f"{schedule.kind}: copies of the model average gradients unless `between` names a schedule that "

@@ -90,11 +90,11 @@ def texts(settings: object, pieces: Sequence[Piece]) -> str:
     return "".join(each.text(values[each.field]) for each in pieces)
 
 
-def read(form: LabelForm, label: str) -> dict[str, object] | None:
+def parse_label(form: LabelForm, label: str) -> dict[str, object] | None:
     """Return the settings that a label shows; None if it is not of this form.
 
     >>> form = ("local", (piece("period", before="-", default=REQUIRED), piece("overlap_steps", before="-overlap")))
-    >>> read(form, "local-8-overlap2"), read(form, "local"), read(form, "sync")
+    >>> parse_label(form, "local-8-overlap2"), parse_label(form, "local"), parse_label(form, "sync")
     ({'period': 8, 'overlap_steps': 2}, None, None)
     """
     found = _expression(form).fullmatch(label)

@@ -349,7 +349,7 @@ class _Shards:
         """Return what copies exchange at the end of a step. It does not queue behind gathers."""
         found: list[Op] = []
         for op in between.exchange(turn, of_copies):
-            spread = copies.spread(op, self.n_sharers, self.schedule.name)
+            spread = copies.spread_over_ranks(op, self.n_sharers, self.schedule.name)
             if isinstance(spread, ops.AllReduce) and spread.lane == COMM:
                 spread = replace(spread, lane=_REPLICATE)
             found.append(spread)

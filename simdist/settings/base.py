@@ -204,7 +204,7 @@ class Kinds(Protocol):
         ...
 
 
-def choose(value: object, kinds: Kinds, info: ValidationInfo) -> Any:
+def validate_by_kind(value: object, kinds: Kinds, info: ValidationInfo) -> Any:
     """Validate a mapping as the class that its `kind` names; leave what is validated already.
 
     Unlike a discriminated union of pydantic, this keeps the paths in errors the same as in the file.

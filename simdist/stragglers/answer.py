@@ -23,7 +23,7 @@ from simdist.settings.units import format_seconds, format_share
 from simdist.stragglers import losses
 from simdist.stragglers.gains import Gain, Gains, find_gains
 from simdist.stragglers.losses import LOST, SLOWDOWN, STEP_COLUMNS, loss_records, slowest_text
-from simdist.stragglers.recording import as_recorded, measured_delays, only_steps, with_recording
+from simdist.stragglers.recording import as_recorded, delays_of_steps, measured_delays, with_recording
 from simdist.stragglers.slowdown import Slowdown, find_slowdown
 from simdist.stragglers.verdict import Pattern, find_pattern, interval_text, spread_sentence, verdict_sentence
 from simdist.studies.columns import PLAIN_SPEEDUP, PLAIN_STEP_TIME, SCHEDULE, Column
@@ -431,7 +431,7 @@ def _disturbed(job: WhatifJob, options: WhatifOptions, folder: Path) -> Scenario
         late_s = measured_delays(trace, undisturbed, costs)
     else:
         late_s = dict(job.run.delays)
-    scenario = with_recording(job.scenario, only_steps(late_s, chosen), folder)
+    scenario = with_recording(job.scenario, delays_of_steps(late_s, chosen), folder)
     return scenario if options.seed is None else scenario.changed(seed=options.seed)
 
 

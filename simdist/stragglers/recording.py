@@ -97,7 +97,7 @@ def as_recorded(scenario: Scenario) -> Scenario:
     return scenario.changed(disturbances=in_blocks(scenario.disturbances, None), steps=min(scenario.steps, *lengths))
 
 
-def only_steps(delays: Delays, steps: range) -> dict[Channel, _Floats]:
+def delays_of_steps(delays: Delays, steps: range) -> dict[Channel, _Floats]:
     """Return the delays of some consecutive steps, without channels that have none."""
     chosen = {channel: seconds[:, steps.start : steps.stop] for channel, seconds in delays.items()}
     return {channel: seconds for channel, seconds in chosen.items() if seconds.any()}

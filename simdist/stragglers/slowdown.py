@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.engines.replay import Timing, step_end_s, timing
+from simdist.engines.replay import Timing, replayed_step_end_s, timing
 from simdist.errors import TraceError
 from simdist.stragglers.ideal import (
     CHANNELS,
@@ -211,7 +211,7 @@ def typical_step_s(trace: Trace) -> float:
     """Return the seconds of a step without any stragglers: T_ideal of a trace."""
     traced = timing(trace)
     variants = Variants(traced, ideal(trace.plan, traced), [Kept(kinds=frozenset())])
-    return float(step_end_s(trace.plan, variants, n_variants=1)[-1, 0]) / trace.plan.n_steps
+    return float(replayed_step_end_s(trace.plan, variants, n_variants=1)[-1, 0]) / trace.plan.n_steps
 
 
 def _checked(trace: Trace, steps: range | None) -> range:
@@ -314,7 +314,9 @@ class _Analysis:
         for first in range(0, len(kept), at_once):
             some = kept[first : first + at_once]
             variants = Variants(self._traced, self._ideal, some)
-            ends_s = step_end_s(self._trace.plan, variants, n_variants=len(some), progress=self._reporter(len(some)))
+            ends_s = replayed_step_end_s(
+                self._trace.plan, variants, n_variants=len(some), progress=self._reporter(len(some))
+            )
             parts.append(_durations_s(ends_s, self._steps))
             self._n_done += len(some)
         return np.concatenate(parts, axis=1)
@@ -346,7 +348,7 @@ class _Analysis:
 
     def _replayed_s(self, durations: Timing) -> float:
         """Return the seconds of these steps with other durations."""
-        return float(_durations_s(step_end_s(self._trace.plan, durations, n_variants=1), self._steps).sum())
+        return float(_durations_s(replayed_step_end_s(self._trace.plan, durations, n_variants=1), self._steps).sum())
 
 
 def _durations_s(ends_s: _Floats, steps: range) -> _Floats:

@@ -23,9 +23,9 @@ from simdist.settings.base import plural
 from simdist.settings.units import format_seconds
 from simdist.studies.columns import ENGINE, SCHEDULE, SPEEDUP, STATE_COLUMNS, STEP_TIME, combined
 from simdist.studies.draws import shared_delays, with_draws
-from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Simulated, ValueT, sentences, told
-from simdist.studies.facets import columns as columns_of_facets
+from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Simulated, ValueT, facet_sentences, told
 from simdist.studies.facets import doubts as doubts_of_facets
+from simdist.studies.facets import facet_columns as columns_of_facets
 from simdist.studies.measuring import TIMES_OF_DRAWS, Progress, ScheduleTimes, measure, times_of
 from simdist.studies.remarks import remarks_of
 from simdist.studies.statistics import Interval, is_wide, positive_interval, ratio_interval
@@ -183,7 +183,7 @@ class Comparison(list[Row]):
     def notes(self) -> tuple[str, ...]:
         """What the rows do not show: gradients that are not used, numbers that are not stated, too few seeds."""
         of_scenario = unstated(self.scenario.cluster, self.scenario.schedules)
-        return (*sentences(self), *of_scenario, *doubts_of_facets(self.scenario, self), *too_few_seeds(self))
+        return (*facet_sentences(self), *of_scenario, *doubts_of_facets(self.scenario, self), *too_few_seeds(self))
 
     @property
     def remarks(self) -> tuple[str, ...]:

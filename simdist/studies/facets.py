@@ -228,7 +228,7 @@ def told(rows: Sequence[Told]) -> list[Facet[Any]]:
     return [facet for facet in facets if any(facet.document(each.facets.of(facet)) for each in rows)]
 
 
-def columns(rows: Sequence[Told]) -> list[Column]:
+def facet_columns(rows: Sequence[Told]) -> list[Column]:
     """Return the columns that facets add to the table of schedules."""
     return [column for facet in told(rows) for column in facet.columns([each.facets.of(facet) for each in rows])]
 
@@ -239,7 +239,7 @@ def tables(rows: Sequence[Told], base: Told) -> list[FacetTable]:
     return [each for each in found if each]
 
 
-def sentences(rows: Sequence[Told]) -> list[str]:
+def facet_sentences(rows: Sequence[Told]) -> list[str]:
     """Return the sentences of facets, without full stops."""
     return [text for facet in told(rows) for text in facet.sentences([each.line(facet) for each in rows])]
 

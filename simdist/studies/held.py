@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.cost.costs import Costs, Local, Shared, Transfer
-from simdist.engines.replay import Timing, step_end_s, timing
+from simdist.engines.replay import Timing, replayed_step_end_s, timing
 from simdist.plan import Load, Op, Plan, occurrences
 from simdist.runs.building import traffic
-from simdist.runs.run_directory import NO_LINKS, RunDirectory, read_report
+from simdist.runs.run_directory import NO_LINKS, RunDirectory, read_real_report
 from simdist.traces.breakdown import HeldUp
 from simdist.traces.links import Held, LinkRecorder, LinkState
 from simdist.traces.trace import Trace
@@ -110,7 +110,7 @@ def without_links(trace: Trace, held: Held) -> tuple[float, dict[str, float]]:
 
     def end_s(held_s: NDArray[np.float64] | float) -> float:
         durations_s = np.maximum(traced.durations_s - held_s, 0.0)
-        return float(step_end_s(trace.plan, Timing(traced.gaps_s, durations_s), n_variants=1)[-1, 0])
+        return float(replayed_step_end_s(trace.plan, Timing(traced.gaps_s, durations_s), n_variants=1)[-1, 0])
 
     return end_s(0.0), {name: end_s(held.of_link(number)) for number, name in enumerate(held.names)}
 
@@ -125,7 +125,7 @@ def with_links(run: RunDirectory, trace: Trace, costs: Costs) -> Trace:
     """
     if trace.links or not run.scenario.has_links:
         return trace
-    report = read_report(run.path, trace) or {}
+    report = read_real_report(run.path, trace) or {}
     if report.get("links") in (None, NO_LINKS):
         return trace
     recorder = LinkRecorder(costs.slow)

@@ -35,7 +35,7 @@ from simdist.jobs.workers import GUARD, LocalPool, Workers
 from simdist.machine import n_cores
 from simdist.sweeps.definition import Point, RowKey, Sweep
 from simdist.sweeps.keys import code_version
-from simdist.sweeps.tasks import FinishedBatch, Record, Task, TaskBatch, evaluate, failure, late, written
+from simdist.sweeps.tasks import FinishedBatch, Record, Task, TaskBatch, evaluate, failure, late, measurement_record
 
 _BATCH_S = 0.5
 _MAX_BATCH = 2_000  # points
@@ -344,7 +344,7 @@ class _Driver:
             self._late.discard(future)
         rows = [(task, row) for task in sent.tasks for row in task.rows]
         if sent.is_alone:
-            return tuple(written(row.key, failure("RunError", why)) for _, row in rows)
+            return tuple(measurement_record(row.key, failure("RunError", why)) for _, row in rows)
         self._alone.extend(Task(task.point, task.tree, (row,)) for task, row in rows)
         return ()
 

@@ -20,7 +20,7 @@ from simdist.runs import run_directory
 from simdist.studies.facets import FacetValues
 from simdist.studies.measuring import ScheduleTimes
 from simdist.sweeps.fields import Choice
-from simdist.sweeps.runs import merged, read_runs
+from simdist.sweeps.runs import merged, read_run_table
 from simdist.sweeps.table import Columns, ResultRow, Table, compared, extras_of, joined, lonely, text_of, used_notes
 from simdist.traces.breakdown import STATES
 
@@ -80,14 +80,14 @@ def _tables(folder: Path, baseline: str | None) -> list[Table]:
     runs = run_directory.inside(folder)
     if is_sweep(folder):
         sweep = read_sweep(folder, baseline=baseline)
-        return [merged(sweep, read_runs(folder, runs, baseline=sweep.baseline)) if runs else sweep]
+        return [merged(sweep, read_run_table(folder, runs, baseline=sweep.baseline)) if runs else sweep]
     if others := sorted(str(path.parent) for path in folder.rglob(DESIGN)):
         raise ScenarioError(
             f"{folder}: holds sweeps, but is none: write which, e.g. simdist results {' '.join(others[:3])}"
         )
     if not runs:
         raise ScenarioError(f"{folder}: holds neither a sweep nor runs: `simdist sweep SWEEP.yaml -o DIR` writes one")
-    return [read_runs(folder, runs, baseline=baseline)]
+    return [read_run_table(folder, runs, baseline=baseline)]
 
 
 def _of_folder(table: Table, folder: str | Path) -> Table:

@@ -173,7 +173,7 @@ class _RunRows:
     of_schedule: dict[str, Choice] = field(default_factory=dict)
 
 
-def read_runs(folder: Path, paths: Iterable[Path], *, baseline: str | None = None) -> Table:
+def read_run_table(folder: Path, paths: Iterable[Path], *, baseline: str | None = None) -> Table:
     """Read the traces of run directories.
 
     Speed-ups are over the baseline of the same point, from a trace of the same source.

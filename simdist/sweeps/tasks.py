@@ -133,7 +133,7 @@ def _records(task: Task, batch: TaskBatch) -> Iterator[Record]:
             found = failure("RunError", f"not enough memory: {error}; vary fewer steps, ranks or samples")
         except (Exception, SystemExit) as error:  # a defect of one row must not take thousands of others with it
             found = failure(type(error).__name__, str(error) or "no message")
-        yield written(row.key, found)
+        yield measurement_record(row.key, found)
 
 
 def _measure(task: Task, row: RowKey, scenario: Scenario | None, batch: TaskBatch) -> dict[str, object]:
@@ -173,7 +173,7 @@ def record(measured: ScheduleTimes) -> dict[str, object]:
     }
 
 
-def written(key: str, found: dict[str, object]) -> Record:
+def measurement_record(key: str, found: dict[str, object]) -> Record:
     """Return a measurement, or the failure of one, as it is kept."""
     return Record(json.dumps({"key": key, **found}, allow_nan=False).encode(), "failed" in found)
 

@@ -151,7 +151,7 @@ def test_a_delay_of_the_gpu_comes_back_within_2_ms_and_does_not_hold_up_the_host
 @pytest.mark.alone
 @both_modes
 def test_the_clocks_of_gpu_and_host_agree_on_how_long_a_run_takes(lanes: Lanes) -> None:
-    job = models.build("resnet18", batch_size=8, device=GPU, dtype=torch.float32, seed=0)
+    job = models.build_job("resnet18", batch_size=8, device=GPU, dtype=torch.float32, seed=0)
 
     class Inference(Spinning):
         def perform(self, op, step) -> None:

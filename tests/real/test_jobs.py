@@ -12,7 +12,7 @@ from simdist.errors import ScenarioError
 
 
 def mine(*, batch_size: int, device: torch.device, dtype: torch.dtype, seed: int) -> models.TrainingJob:
-    return models.build("mlp", batch_size=batch_size, device=device, dtype=dtype, seed=seed)
+    return models.build_job("mlp", batch_size=batch_size, device=device, dtype=dtype, seed=seed)
 
 
 def test_names_of_models_build_them_and_emulated_builds_nothing():
@@ -34,7 +34,7 @@ WRONG = {
     "no such model": ("resnet19", "there is no such program; there are emulated, bert-large, gpt-nano"),
     "no such module": ("no_such_module:build", "cannot import no_such_module: No module named"),
     "no such function": ("math:build", "math has no build"),
-    "no function": ("math:pi", "pi is no function; see real.models.build for what it takes"),
+    "no function": ("math:pi", "pi is no function; see real.models.build_job for what it takes"),
 }
 
 

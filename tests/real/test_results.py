@@ -69,7 +69,7 @@ def test_a_result_is_that_of_one_run_wherever_its_writer_is_killed(
     (ending,) = run(faults.perform, 1, fault, name, measured, "--force").values()
     assert ending.code == -9, ending.output
     trace = Trace.load(measured / REAL)
-    assert run_directory.read_report(measured, trace)["makespan_s"] == trace.makespan_s
+    assert run_directory.read_real_report(measured, trace)["makespan_s"] == trace.makespan_s
     assert (result(measured) == before) == ((fault, name) != ("killed", REPORT))
     assert call(capsys, "validate", measured).code == 0
     said = measure(measured, "--force")
@@ -163,7 +163,7 @@ def test_results_from_before_runs_had_names_are_read(measured: Path) -> None:
     (measured / REPORT).write_text(json.dumps(report))
     trace = Trace.load(measured / REAL)
     Trace(trace.plan, trace.ready_s, trace.start_s, trace.end_s, trace.source).save(measured / REAL)
-    assert run_directory.read_report(measured, Trace.load(measured / REAL)) == report
+    assert run_directory.read_real_report(measured, Trace.load(measured / REAL)) == report
 
 
 # in a training script

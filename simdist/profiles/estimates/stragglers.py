@@ -250,7 +250,7 @@ def _coincidences(delay_s: Floats, rows: NDArray[np.intp]) -> Floats:
     return np.asarray(len(delay_s) * ((n_late + 0.5) / (len(others_s) + 1)).prod(axis=1))
 
 
-def placed(stragglers: Sequence[Straggler], places: Places) -> tuple[Straggler, ...]:
+def with_places(stragglers: Sequence[Straggler], places: Places) -> tuple[Straggler, ...]:
     """Return the stragglers with their places in the step."""
     return tuple(replace(each, place=places.find(each.channel, each.ranks, each.steps)) for each in stragglers)
 

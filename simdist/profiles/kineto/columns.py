@@ -10,7 +10,16 @@ from msgspec import DecodeError, Raw, Struct
 from msgspec.json import Decoder
 from numpy.typing import NDArray
 
-from simdist.profiles.kineto.events import Dims, Event, EventKind, Hint, args_of, hints_of, meaning_of, unit_of
+from simdist.profiles.kineto.events import (
+    Dims,
+    Event,
+    EventKind,
+    Hint,
+    args_of,
+    hints_of,
+    meaning_of,
+    unit_of_annotation,
+)
 from simdist.profiles.kineto.messages import Message, dtype_of, element_count, message_of
 
 #: An array of numbers, mostly seconds.
@@ -224,7 +233,7 @@ class _Reading:
             number = event.name.partition("#")[2]
             return int(number) if number.isdecimal() else UNKNOWN
         if kind == EventKind.UNIT:
-            return self.units.setdefault(unit_of(event.name), len(self.units))
+            return self.units.setdefault(unit_of_annotation(event.name), len(self.units))
         args = args_of(event)
         if kind == EventKind.COLLECTIVE:  # without a number, or 0, which no launch has
             link = -2 - len(self.device_messages) if not args.correlation else _fitting(args.correlation)

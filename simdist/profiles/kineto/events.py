@@ -245,11 +245,11 @@ def _on_host(category: str, name: str) -> EventKind:
     return EventKind.WRAPPER if category == "user_annotation" else EventKind.WORK
 
 
-def unit_of(name: str) -> str:
+def unit_of_annotation(name: str) -> str:
     """Return the unit that an annotation names, by its modules; empty for the root.
 
     Example:
-        >>> unit_of("FSDP::all_gather (layers.3)"), unit_of("FSDP::post_backward_reduce")
+        >>> unit_of_annotation("FSDP::all_gather (layers.3)"), unit_of_annotation("FSDP::post_backward_reduce")
         ('layers.3', '')
     """
     found = _UNIT.match(name)

@@ -121,7 +121,7 @@ def _reported(run: RunDirectory, label: str, calibrated: Calibrated | None) -> R
         executions["measured"] = Execution.of(measured, origin="measured", label=label, held=held)
         notes += more
     validation = validate(real, simulated, run.delays, costs) if real and simulated else None
-    report = run_directory.read_report(run.path, real) if real else None
+    report = run_directory.read_real_report(run.path, real) if real else None
     machines = _machines_text(report) if report else ""
     return ReportedRun(label, run, executions, validation, machines, simulated_now, tuple(notes))
 

@@ -116,7 +116,7 @@ def _field(column: str, name: str, choices: Sequence[Choice | None]) -> VaryingF
     texts = _texts(column, in_order, numbers, own)
     codes = _codes(in_order, choices)
     unit, size = (own.text.strip(), float(own.size)) if own else _unit(column, max(map(abs, numbers)))
-    return VaryingField(column, name, texts, tuple(numbers), codes, unit, size, is_log(numbers))
+    return VaryingField(column, name, texts, tuple(numbers), codes, unit, size, _is_log(numbers))
 
 
 def _number(choice: Choice) -> float | None:
@@ -165,10 +165,10 @@ def _measure(column: str) -> _Measure:
     return next(measure for end, measure in _UNITS.items() if column.endswith(end))
 
 
-def is_log(numbers: Sequence[float]) -> bool:
+def _is_log(numbers: Sequence[float]) -> bool:
     """Tell whether numbers, in their order, are spread better by their logarithms: the middle one decides.
 
-    >>> is_log([2, 4, 8, 16]), is_log([1, 2, 3, 4, 5]), is_log([0, 1, 10])
+    >>> _is_log([2, 4, 8, 16]), _is_log([1, 2, 3, 4, 5]), _is_log([0, 1, 10])
     (True, False, False)
     """
     low = numbers[0]

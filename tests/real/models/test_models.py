@@ -21,7 +21,7 @@ SMALL = ["mlp", "gpt-nano"]
 def build(
     name: str = "mlp", *, batch_size: int = 4, dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> models.TrainingJob:
-    return models.build(name, batch_size=batch_size, device=CPU, dtype=dtype, seed=seed)
+    return models.build_job(name, batch_size=batch_size, device=CPU, dtype=dtype, seed=seed)
 
 
 def flat(module: nn.Module) -> Tensor:
@@ -159,7 +159,7 @@ def test_model_trains_in_its_dtype(name: str, dtype: torch.dtype) -> None:
 
 
 def test_module_goes_to_its_device() -> None:
-    job = models.build("mlp", batch_size=2, device=torch.device("meta"), dtype=torch.float32, seed=0)
+    job = models.build_job("mlp", batch_size=2, device=torch.device("meta"), dtype=torch.float32, seed=0)
     assert {parameter.device.type for parameter in job.module.parameters()} == {"meta"}
     assert job.batch(0, 0)[0].device == CPU
 

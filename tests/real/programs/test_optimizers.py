@@ -174,7 +174,7 @@ def test_lars_wants_a_plan_with_trust_ratios() -> None:
 
 
 def test_models_come_with_lars_if_a_plan_wants_it() -> None:
-    job = models.build("mlp", batch_size=2, device=CPU, dtype=torch.float32, seed=0, lars=True)
+    job = models.build_job("mlp", batch_size=2, device=CPU, dtype=torch.float32, seed=0, lars=True)
     assert isinstance(job.optimizer, real.Lars)
     weight = next(job.module.parameters())
     before = weight.detach().clone()

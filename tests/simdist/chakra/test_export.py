@@ -10,7 +10,7 @@ from commandline import SMALL, STORAGE, Answer, call, edited, write
 from engine_runs import simulate
 
 from simdist.chakra.export import MAX_EXPORT_NBYTES, Export, NodeTemplates, ProcessGroups, cautions, refuse_size
-from simdist.chakra.export import write as chakra_write
+from simdist.chakra.export import write_traces as chakra_write
 from simdist.chakra.schema import NodeType
 from simdist.cost import Varying
 from simdist.errors import PlanError

@@ -7,7 +7,7 @@ import pytest
 from commandline import SMALL, edited, write
 
 from simdist.cli import tune as tune_command
-from simdist.cli.common import Session
+from simdist.cli.common import CliSession
 from simdist.errors import ScenarioError
 from simdist.scenario import loads
 
@@ -24,7 +24,7 @@ def tune(capsys, name, *, session=None, as_json=False, **options):
     arguments = [str(name), *(["--json"] if as_json else [])]
     for option, value in (QUICK | options).items():
         arguments += [f"--{option.replace('_', '-')}", str(value)]
-    tune_command.command.main(arguments, standalone_mode=False, obj=session or Session())
+    tune_command.command.main(arguments, standalone_mode=False, obj=session or CliSession())
     return capsys.readouterr()
 
 

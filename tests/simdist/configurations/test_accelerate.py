@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from simdist.configurations.described import DescribedJob, Machines
-from simdist.drafts.described_jobs import read
+from simdist.drafts.described_jobs import read_described_job
 from simdist.errors import ScenarioError
 
 FSDP = """
@@ -46,7 +46,7 @@ BF16 = (("param_dtype", "bfloat16"), ("reduce_dtype", "bfloat16"))
 def job(folder: Path, text: str) -> DescribedJob:
     path = folder / "accelerate.yaml"
     path.write_text(text)
-    return read([path], sequence=None)
+    return read_described_job([path], sequence=None)
 
 
 def keys(found: DescribedJob) -> dict[str, object]:

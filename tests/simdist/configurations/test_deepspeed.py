@@ -7,7 +7,7 @@ import pytest
 
 from simdist.configurations.described import DescribedJob
 from simdist.configurations.huggingface import read_config
-from simdist.drafts.described_jobs import read, schedules_of
+from simdist.drafts.described_jobs import read_described_job, schedules_of
 from simdist.errors import ScenarioError
 
 ZERO3 = {
@@ -36,7 +36,7 @@ GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_pos
 def job(folder: Path, config: object) -> DescribedJob:
     path = folder / "ds.json"
     path.write_text(json.dumps(config))
-    return read([path], sequence=None)
+    return read_described_job([path], sequence=None)
 
 
 def changed(**zero: object) -> dict[str, object]:
@@ -48,7 +48,7 @@ def own_schedule(folder: Path, config: object, *, nodes: int = 2, per_node: int 
     path = folder / "config.json"
     path.write_text(json.dumps(GPT2))
     (folder / "ds.json").write_text(json.dumps(config))
-    found = read([folder / "ds.json", path], sequence=None)
+    found = read_described_job([folder / "ds.json", path], sequence=None)
     assert found.workload[0].key == read_config(path).workload[0].key
     return schedules_of(found, "ds.json", nodes, per_node)[0]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from simdist.configurations.described import DescribedJob
-from simdist.drafts.described_jobs import read, workload_of
+from simdist.drafts.described_jobs import read_described_job, workload_of
 from simdist.errors import ScenarioError
 
 MPT_7B = """
@@ -42,7 +42,7 @@ LLAMA = '{"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "n
 def job(folder: Path, text: str, *others: Path) -> DescribedJob:
     path = folder / "mpt.yaml"
     path.write_text(text)
-    return read([path, *others], sequence=None)
+    return read_described_job([path, *others], sequence=None)
 
 
 def test_a_job_states_model_batch_and_mesh(tmp_path):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from simdist.cost.compute import ComputeCost, step_s
+from simdist.cost.compute import ComputeCost, interpolated_step_s
 from simdist.errors import ScenarioError
 from simdist.scenario import Scenario, dump, load, loads, presets
 from simdist.scenario.workload import MeasuredStep
@@ -43,9 +43,11 @@ def test_two_measured_steps_are_a_cost_per_step_and_a_cost_per_sample(batch_size
 def test_one_measured_step_is_taken_in_proportion_and_a_line_never_reaches_zero() -> None:
     assert passes_ms("batch_size: 16, step_times: [{batch_size: 64, time: 30 ms}]") == 6.5
     steep = (MeasuredStep(batch_size=10, time_s=1.0), MeasuredStep(batch_size=20, time_s=3.0))
-    assert [step_s(steep, size) for size in (5, 10, 15, 20, 30)] == pytest.approx([0.5, 1.0, 2.0, 3.0, 5.0])
+    assert [interpolated_step_s(steep, size) for size in (5, 10, 15, 20, 30)] == pytest.approx(
+        [0.5, 1.0, 2.0, 3.0, 5.0]
+    )
     three = (*steep, MeasuredStep(batch_size=40, time_s=4.0))
-    assert [step_s(three, size) for size in (15, 30, 80)] == pytest.approx([2.0, 3.5, 6.0])
+    assert [interpolated_step_s(three, size) for size in (15, 30, 80)] == pytest.approx([2.0, 3.5, 6.0])
 
 
 def test_what_is_computed_again_is_part_of_a_measured_step() -> None:

@@ -8,7 +8,7 @@ from priced_runs import runs
 from traces import STEP, plan_of, trace_of, two_steps
 
 from simdist.engines.recurrence import Durations
-from simdist.engines.replay import Timing, replay, step_end_s, timing
+from simdist.engines.replay import Timing, replay, replayed_step_end_s, timing
 from simdist.errors import TraceError, UnsupportedError
 from simdist.plan import AllReduce, Plan
 from simdist.plan.group import Group
@@ -64,7 +64,9 @@ def test_step_ends_of_a_replay_are_those_of_the_trace(run) -> None:
     except UnsupportedError:
         trace = des.simulate(plan, costs, drawn)
     expected = traced_step_end_s(trace).max(axis=1)
-    np.testing.assert_allclose(step_end_s(plan, timing(trace), n_variants=1)[:, 0], expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(
+        replayed_step_end_s(plan, timing(trace), n_variants=1)[:, 0], expected, rtol=1e-12, atol=1e-12
+    )
 
 
 def test_a_long_simulation_has_no_gaps_and_is_replayed_as_it_was() -> None:
@@ -105,7 +107,7 @@ def test_variants_do_not_touch_each_other() -> None:
         def seconds(self, index: int) -> np.ndarray:
             return found.durations_s[index, :, None] * np.array([1.0, 0.0, 2.0])
 
-    assert step_end_s(trace.plan, Scaled(), n_variants=3).tolist() == [[6, 0, 12], [10, 0, 20]]
+    assert replayed_step_end_s(trace.plan, Scaled(), n_variants=3).tolist() == [[6, 0, 12], [10, 0, 20]]
 
 
 def test_members_of_a_collective_may_end_apart_as_on_real_machines() -> None:
@@ -133,4 +135,4 @@ def test_an_operation_that_did_not_run_is_named() -> None:
 def test_a_long_run_of_equal_steps_takes_so_many_times_as_long() -> None:
     plan: Plan = plan_of(*[STEP] * 500, world_size=2)
     ones = Timing(None, np.ones((plan.n_instances, 2)))
-    assert step_end_s(plan, ones, n_variants=1)[-1, 0] == 2000
+    assert replayed_step_end_s(plan, ones, n_variants=1)[-1, 0] == 2000

@@ -145,7 +145,7 @@ def test_waiting_replay_and_what_if_are_the_same(known, other):
 
 
 def replayed(trace):
-    return replay.step_end_s(trace.plan, replay.timing(trace), n_variants=1)
+    return replay.replayed_step_end_s(trace.plan, replay.timing(trace), n_variants=1)
 
 
 def test_validation_shows_its_operations(known, other):

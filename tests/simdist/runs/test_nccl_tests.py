@@ -7,7 +7,7 @@ from commandline import call
 from flat_clusters import grouped
 
 from simdist.errors import ScenarioError
-from simdist.runs.nccl_tests import fitted, placed, read_table, simulated_s, with_launches
+from simdist.runs.nccl_tests import fitted, parse_nccl_table, placed, simulated_s, with_launches
 from simdist.scenario import dump_cluster, load, load_cluster, presets
 from simdist.studies.published_errors import doubts_of
 from simdist.traces.collectives import bus_factor
@@ -50,7 +50,7 @@ def preset(name, **update):
 
 
 def test_a_table_has_the_times_out_of_place_and_the_ranks():
-    table = read_table(output([(8, 30e-6), (1024, 31e-6)]), name="t.txt")
+    table = parse_nccl_table(output([(8, 30e-6), (1024, 31e-6)]), name="t.txt")
     assert (table.op, table.nodes, table.gpus_per_node, table.one_process) == ("all_reduce", 2, 8, False)
     assert table.rows == ((8, pytest.approx(30e-6)), (1024, pytest.approx(31e-6)))
 
@@ -60,7 +60,7 @@ def test_older_columns_and_the_tags_of_mpirun_are_read():
 #       size         count    type    time   algbw   busbw  error
 [1,0]<stdout>:       1024           256   float   12.50    0.08    0.08    N/A
 """
-    table = read_table(text, name="t.txt", op="all_gather")
+    table = parse_nccl_table(text, name="t.txt", op="all_gather")
     assert (table.op, table.rows, table.nodes) == ("all_gather", ((1024, pytest.approx(12.5e-6)),), None)
 
 
@@ -77,7 +77,7 @@ def test_older_columns_and_the_tags_of_mpirun_are_read():
 )
 def test_what_is_no_table_is_refused(text, told):
     with pytest.raises(ScenarioError, match=told):
-        read_table(text, name="t.txt")
+        parse_nccl_table(text, name="t.txt")
 
 
 ROW = "1048576 262144 float sum -1 100.5 10.43 19.56 0 100.9 10.39 19.49 N/A"
@@ -104,13 +104,13 @@ ROW = "1048576 262144 float sum -1 100.5 10.43 19.56 0 100.9 10.39 19.49 N/A"
 )
 def test_numbers_that_cannot_be_or_contradict_each_other_are_refused_with_their_column(row, told):
     with pytest.raises(ScenarioError) as caught:
-        read_table(HEAD.format(op="all_reduce", ranks="#") + row, name="t.txt")
+        parse_nccl_table(HEAD.format(op="all_reduce", ranks="#") + row, name="t.txt")
     assert str(caught.value).startswith("t.txt:")
     assert any(each in str(caught.value) for each in told.split("|")), caught.value
 
 
 def test_the_ratio_of_bandwidths_tells_the_number_of_ranks():
-    table = read_table(HEAD.format(op="all_reduce", ranks="#") + ROW, name="t.txt")
+    table = parse_nccl_table(HEAD.format(op="all_reduce", ranks="#") + ROW, name="t.txt")
     assert placed(table, preset("dgx-a100"), nodes=2, gpus_per_node=8).world_size == 16
     with pytest.raises(
         ScenarioError, match=r"^nccl-tests: busbw is 1\.\d+ to 1\.\d+ times algbw, but 1.750 in an all_red"
@@ -121,7 +121,7 @@ def test_the_ratio_of_bandwidths_tells_the_number_of_ranks():
 @pytest.mark.parametrize("rest", ["N/A N/A N/A N/A", "100.9 10.39 19.49 0"])
 def test_times_in_place_may_be_missing(rest):
     row = ROW[: ROW.index("100.9")] + rest
-    assert read_table(HEAD.format(op="all_reduce", ranks="#") + row, name="t.txt").rows == (
+    assert parse_nccl_table(HEAD.format(op="all_reduce", ranks="#") + row, name="t.txt").rows == (
         (2**20, pytest.approx(1.005e-4)),
     )
 
@@ -131,7 +131,7 @@ def test_a_table_of_a_cluster_gives_its_efficiency_and_latency_back(op):
     network = preset("dgx-a100").network.model_copy(update={"efficiency": 0.7, "latency_s": 9e-6})
     truth = preset("dgx-a100", nodes=2, network=network, nics_per_node=4, uncertain={})
     rows = [(nbytes, simulated_s(truth, op, nbytes)) for nbytes in (8, 2**20, 2**33)]
-    table = read_table(output(rows, op=op), name="t.txt")
+    table = parse_nccl_table(output(rows, op=op), name="t.txt")
     start = placed(table, preset("dgx-a100", nics_per_node=4), nodes=None, gpus_per_node=None)
     found, notes = fitted(table, start)
     assert notes == []
@@ -146,14 +146,14 @@ def test_in_one_node_a_table_gives_the_fabric_and_the_overhead():
     fabric = preset("dgx-a100").fabric.model_copy(update={"efficiency": 0.5})
     truth = preset("dgx-a100", nodes=1, fabric=fabric, uncertain={}, collective_overhead_s=11e-6)
     rows = [(nbytes, simulated_s(truth, "all_reduce", nbytes)) for nbytes in (8, 2**33)]
-    table = read_table(output(rows, nodes=1), name="t.txt")
+    table = parse_nccl_table(output(rows, nodes=1), name="t.txt")
     found, _ = fitted(table, placed(table, preset("dgx-a100"), nodes=None, gpus_per_node=None))
     assert found.fabric.efficiency == pytest.approx(0.5, rel=2e-3)
     assert found.collectives.overhead_s == pytest.approx(11e-6, rel=2e-3)
 
 
 def test_what_no_value_gives_is_noted_and_stays():
-    table = read_table(output([(8, 1e-9), (2**30, 4e-6)]), name="t.txt")
+    table = parse_nccl_table(output([(8, 1e-9), (2**30, 4e-6)]), name="t.txt")
     start = placed(table, preset("dgx-a100"), nodes=None, gpus_per_node=None)
     found, notes = fitted(table, start)
     assert found.network == start.network
@@ -162,14 +162,14 @@ def test_what_no_value_gives_is_noted_and_stays():
 
 
 def test_one_process_for_all_gpus_is_told_by_its_id_and_gives_the_launch():
-    table = read_table(output([(8, 40e-6), (2**30, 8e-3)], nodes=1, one_process=True), name="t.txt")
+    table = parse_nccl_table(output([(8, 40e-6), (2**30, 8e-3)], nodes=1, one_process=True), name="t.txt")
     assert table.one_process
     assert with_launches(table, preset("dgx-a100", nodes=1)).collectives.launch_s == pytest.approx(5e-6)
 
 
 def test_messages_become_the_table_of_the_link_whose_times_do_not_shrink():
     rows = [(8, 12e-6), (1024, 11e-6), (2**20, 60e-6)]
-    table = read_table(output(rows, op="sendrecv", gpus=1), name="t.txt")
+    table = parse_nccl_table(output(rows, op="sendrecv", gpus=1), name="t.txt")
     found, _ = fitted(table, placed(table, preset("dgx-a100"), nodes=None, gpus_per_node=None))
     assert [point.time_s for point in found.network.table] == pytest.approx([12e-6, 12e-6, 60e-6])
 
@@ -178,7 +178,7 @@ def measured(cluster, op, *sizes, **update):
     """Return the table that a program prints on a cluster with other settings."""
     truth = cluster.model_copy(update={"uncertain": {}, **update})
     rows = [(nbytes, simulated_s(truth, op, nbytes)) for nbytes in sizes]
-    return read_table(output(rows, op=op, nodes=cluster.nodes, gpus=cluster.gpus_per_node), name="t.txt")
+    return parse_nccl_table(output(rows, op=op, nodes=cluster.nodes, gpus=cluster.gpus_per_node), name="t.txt")
 
 
 def doubts(cluster):
@@ -232,7 +232,7 @@ def test_a_link_that_is_told_has_no_doubt_and_all_others_stay(tmp_path):
     assert load_cluster(path) == found
     messages, _ = fitted(measured(start, "sendrecv", 8, 2**30), start)
     assert doubts(messages) == [*both, "fabric"]
-    only_latency, _ = fitted(read_table(output([(8, 200e-6), (2**30, 4e-6)]), name="t.txt"), start)
+    only_latency, _ = fitted(parse_nccl_table(output([(8, 200e-6), (2**30, 4e-6)]), name="t.txt"), start)
     assert only_latency.network.latency_s != start.network.latency_s
     assert doubts(only_latency) == [*both, "fabric", "network"]
     node = start.model_copy(update={"nodes": 1})
@@ -245,7 +245,7 @@ def test_a_range_is_twice_what_sizes_near_by_miss():
     start = preset("dgx-a100", nodes=2, nics_per_node=1)
     [(_, small_s), (_, large_s)] = measured(start, "all_reduce", 2**32, 2**33).rows
     rows = [(8, 60e-6), (2**32, small_s * 1.1), (2**33, large_s * 1.2)]
-    table = read_table(output(rows), name="t.txt")
+    table = parse_nccl_table(output(rows), name="t.txt")
     found, _ = fitted(table, start)
     miss = simulated_s(found, "all_reduce", 2**32) / rows[1][1] - 1
     assert miss == pytest.approx(1.2 / 1.1 - 1, rel=0.05)
@@ -264,20 +264,20 @@ def test_a_range_is_twice_what_sizes_near_by_miss():
     ],
 )
 def test_a_cluster_that_cannot_be_is_refused_in_a_sentence(name, nodes, gpus, told):
-    table = read_table("# size count type time algbw busbw\n 8 2 float 12.5 0 0\n", name="t.txt", op="all_reduce")
+    table = parse_nccl_table("# size count type time algbw busbw\n 8 2 float 12.5 0 0\n", name="t.txt", op="all_reduce")
     with pytest.raises(ScenarioError, match=told):
         placed(table, preset(name), nodes=nodes, gpus_per_node=gpus)
 
 
 def test_messages_of_one_size_are_no_table():
-    table = read_table(output([(8, 12e-6)], op="sendrecv", gpus=1), name="t.txt")
+    table = parse_nccl_table(output([(8, 12e-6)], op="sendrecv", gpus=1), name="t.txt")
     with pytest.raises(ScenarioError, match=r"^sendrecv: a table of the network needs two sizes with a time: measure"):
         fitted(table, preset("dgx-a100", nodes=2, gpus_per_node=1))
 
 
 def test_the_smallest_size_of_one_process_tells_launches_and_no_overhead():
     start = preset("dgx-a100", nodes=1)
-    table = read_table(output([(8, 40e-6), (2**30, 9e-3)], nodes=1, one_process=True), name="t.txt")
+    table = parse_nccl_table(output([(8, 40e-6), (2**30, 9e-3)], nodes=1, one_process=True), name="t.txt")
     found, notes = fitted(table, with_launches(table, start))
     assert found.collectives.launch_s == pytest.approx(5e-6)
     assert found.collectives.overhead_s == start.collectives.overhead_s
@@ -289,7 +289,7 @@ def test_the_smallest_size_of_one_process_tells_launches_and_no_overhead():
 
 def test_messages_of_one_process_include_its_launches():
     rows = [(8, 12e-6), (2**20, 60e-6)]
-    table = read_table(output(rows, op="sendrecv", nodes=1, gpus=2, one_process=True), name="t.txt")
+    table = parse_nccl_table(output(rows, op="sendrecv", nodes=1, gpus=2, one_process=True), name="t.txt")
     start = preset("dgx-a100", nodes=1, gpus_per_node=2)
     found, notes = fitted(table, with_launches(table, start))
     assert found.collectives.launch_s == start.collectives.launch_s == 0

@@ -16,7 +16,7 @@ from simdist.plan.group import Group
 from simdist.runs.building import build, delays
 from simdist.scenario import Recorded, Scenario, loads
 from simdist.stragglers import Slowdown, find_pattern, find_slowdown
-from simdist.stragglers.recording import measured_delays, only_steps, with_recording
+from simdist.stragglers.recording import delays_of_steps, measured_delays, with_recording
 
 FORWARD_S, BACKWARD_S, COMM_S = 0.02, 0.04, 0.006
 COMPUTE_S = FORWARD_S + BACKWARD_S
@@ -213,7 +213,7 @@ def test_what_was_injected_is_found_again_in_a_measured_trace(tmp_path) -> None:
     assert found.keys() == expected.keys()
     for channel, seconds in expected.items():
         np.testing.assert_allclose(found[channel], seconds, atol=1e-12)
-    replayed = with_recording(scenario, only_steps(found, range(2, 10)), tmp_path)
+    replayed = with_recording(scenario, delays_of_steps(found, range(2, 10)), tmp_path)
     assert (replayed.steps, len(replayed.disturbances)) == (8, 2)
     np.testing.assert_allclose(delays(replayed)["host"], expected["host"][:, 2:10], atol=1e-12)
 
@@ -229,7 +229,7 @@ def test_what_was_injected_into_micro_batches_is_found_again_there(schedule, tmp
     found = measured_delays(trace, timing(trace), costs)
     expected = delays(scenario)["compute"]
     np.testing.assert_allclose(found["compute"], expected, atol=1e-12)
-    replayed = with_recording(scenario, only_steps(found, range(1, 5)), tmp_path)
+    replayed = with_recording(scenario, delays_of_steps(found, range(1, 5)), tmp_path)
     np.testing.assert_allclose(delays(replayed)["compute"], expected[:, 1:5], atol=1e-12)
     assert simulated(replayed).makespan_s < trace.makespan_s
 

@@ -53,7 +53,7 @@ def speed_section(report: RunsReport) -> Section:
     used = [
         f"{each.origin.capitalize()}, {text}."
         for run, each in report.executions()
-        for text in facets.sentences([each.times])
+        for text in facets.facet_sentences([each.times])
     ]
     answers = conclusions([*_conclusions(report), *used, *_to_measure(report)])
     return Section("speed", "Speed-up", join([tag("p", prose(about, base=base)), answers, beside]))

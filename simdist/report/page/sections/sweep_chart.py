@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from simdist.report.page import html
 from simdist.report.page.document import Section, asset
 from simdist.report.page.html import Html, join, tag
-from simdist.report.page.sections.sweep_fastest import compared
+from simdist.report.page.sections.sweep_fastest import compared_points
 from simdist.report.page.sweep_model import SweepReport
 
 _GRID = (
@@ -106,7 +106,7 @@ def marks(report: SweepReport) -> dict[str, str]:
 
 def map_section(report: SweepReport) -> Section | None:
     """Show the map, or nothing where there are no two fields of a grid."""
-    if not report.is_grid or len(report.axes) < 2 or not compared(report):
+    if not report.is_grid or len(report.axes) < 2 or not compared_points(report):
         return None
     readable = [place for place, field in enumerate(report.axes) if field.n_values <= _MOST_CELLS]
     if len(readable) < 2:

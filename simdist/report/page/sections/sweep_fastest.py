@@ -27,14 +27,14 @@ def fastest_section(report: SweepReport) -> Section:
     return Section("fastest", "Which schedule is the fastest", join(parts))
 
 
-def compared(report: SweepReport) -> dict[int, Fastest]:
+def compared_points(report: SweepReport) -> dict[int, Fastest]:
     """Return the fastest schedule of the points at which there are two or more to compare."""
     return {point: each for point, each in report.best.items() if each.next_one}
 
 
 def fastest_conclusion(report: SweepReport) -> str:
     """Say which schedules are the fastest at most points, all at equally many, at how many, and at how many clearly."""
-    found = compared(report)
+    found = compared_points(report)
     if not found:
         return "At no point were two schedules measured, so there is none that is faster."
     lines = _most_often(report, found)
@@ -54,7 +54,7 @@ def fastest_conclusion(report: SweepReport) -> str:
 
 def _n_clear(report: SweepReport, line: str) -> int | None:
     """Return at how many points a line has a clear lead; None if its leads have no intervals."""
-    known = [report.is_clear(point) for point in compared(report) if line in report.leaders[point]]
+    known = [report.is_clear(point) for point in compared_points(report) if line in report.leaders[point]]
     if known and all(each is None for each in known):
         return None
     return sum(each is True for each in known)
@@ -68,7 +68,7 @@ def _lines_table(report: SweepReport) -> Html:
 
 
 def _cells(report: SweepReport, line: str) -> list[str]:
-    found = compared(report)
+    found = compared_points(report)
     wins = [point for point in found if line in report.leaders[point]]
     n_ties = sum(len(report.leaders[point]) > 1 for point in wins)
     n_clear = _n_clear(report, line)
@@ -87,7 +87,7 @@ def _cells(report: SweepReport, line: str) -> list[str]:
 
 
 def _has_ties(report: SweepReport) -> bool:
-    return any(len(report.leaders[point]) > 1 for point in compared(report))
+    return any(len(report.leaders[point]) > 1 for point in compared_points(report))
 
 
 def _most_often(report: SweepReport, points: Iterable[int]) -> tuple[str, ...]:
