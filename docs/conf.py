@@ -55,7 +55,9 @@ repository_pages = {
     "simdist/settings/units.py": "reference/api/simdist.settings.units",
     "simdist/studies/*.py": "reference/api/simdist.studies.*",
     "simdist/traces/*.py": "reference/api/simdist.traces.*",
+    "simdist/engines/actors.py": "reference/api/simdist.engines.actors",
     "simdist/engines/des.py": "reference/api/simdist.engines.des",
+    "simdist/engines/live.py": "reference/api/simdist.engines.live",
     "simdist/engines/observers.py": "reference/api/simdist.engines.observers",
     "simdist/engines/run.py": "reference/api/simdist.engines.run",
     "simdist/engines/vector.py": "reference/api/simdist.engines.vector",
@@ -67,7 +69,7 @@ repository_pages = {
     "real/models/__init__.py": "reference/api/real.models",
     "real/execution/virtual.py": "reference/api/real.execution.virtual",
 }
-_SHOWN_BY_MODULE = ("runs", "settings", "studies", "traces")  # packages that export nothing
+_SHOWN_BY_MODULE = ("engines", "runs", "settings", "studies", "traces")  # packages that export nothing
 repository_pages_without = [
     "simdist/__init__.py",
     "simdist/__main__.py",

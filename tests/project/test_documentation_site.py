@@ -222,8 +222,9 @@ def test_every_public_name_of_a_module_is_described(module: str, site: Site) -> 
 
 def test_arguments_have_types_meanings_and_links(site: Site) -> None:
     text = site.text("reference/api/simdist.studies.comparison")
-    assert "NDArray" in text
-    assert "ndarray[" not in re.sub(r"<[^>]*>", "", text)
+    of_arrays = site.text("reference/api/simdist.studies.measuring")
+    assert "NDArray" in of_arrays
+    assert "ndarray[" not in re.sub(r"<[^>]*>", "", of_arrays)
     assert re.search(r"<strong>n_seeds</strong>\s*–\s*Seeds, counted up from the scenario’s", text)
     assert 'href="simdist.scenario.html#simdist.scenario.Scenario"' in text
 
