@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from heapq import heappop, heappush
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -440,6 +440,34 @@ class _SpanDone:
         return bool((first_start_s >= before.base_s + before.idle_from_s).all())
 
 
+_KeyT = TypeVar("_KeyT")
+_ValueT = TypeVar("_ValueT")
+
+
+class _Table(Generic[_KeyT, _ValueT]):
+    """What was found before. When it holds too much, it forgets everything.
+
+    Args:
+        most: The sizes of what it holds may add up to this.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._size = 0
+        self._known: dict[_KeyT, _ValueT] = {}
+        self.get = self._known.get
+
+    def keep(self, key: _KeyT, value: _ValueT, size: int = 1) -> _ValueT:
+        """Keep a value of some size, and return it."""
+        if self._size + size > self._most:
+            self._known.clear()
+            self._size = 0
+        if key not in self._known:
+            self._size += size
+        self._known[key] = value
+        return value
+
+
 class _Seed:
     """The run of one seed, span by span. The latest span waits until the next one is known not to meet it."""
 
@@ -522,12 +550,11 @@ class Courses:
         own = (cost.seconds for cost in costs.of.values() if isinstance(cost, Local))
         rows = {row.tobytes(): row for row in own if isinstance(row, np.ndarray)}
         self._own = list(rows.values())
-        self._rates: dict[int, _Rates] = {}
-        self._courses: dict[tuple[object, ...], _Course] = {}
-        self._n_values = 0
-        self._done: dict[tuple[object, ...], _SpanDone] = {}
-        self._again: dict[tuple[object, ...], tuple[_State, _SpanDone]] = {}
-        self._works: dict[Partition, dict[int, _KindWork]] = {}
+        self._rates: _Table[int, _Rates] = _Table(_MOST_PARTITIONS)
+        self._courses: _Table[tuple[object, ...], _Course] = _Table(_MOST_VALUES)
+        self._done: _Table[tuple[object, ...], _SpanDone] = _Table(_MOST_STATES)
+        self._again: _Table[tuple[object, ...], tuple[_State, _SpanDone]] = _Table(_MOST_STATES)
+        self._works: _Table[Partition, dict[int, _KindWork]] = _Table(_MOST_WORKS)
         self._has_begun = False
 
     def begin(self) -> None:
@@ -550,10 +577,7 @@ class Courses:
         key = id(before.end_s), id(before.free_s), id(before.idle_from_s), pattern.key, rows
         known = self._again.get(key)
         if known is None:
-            known = before, self._simulate(steps, pattern, delays_s, before)
-            if len(self._again) >= _MOST_STATES:
-                self._again.clear()
-            self._again[key] = known
+            known = self._again.keep(key, (before, self._simulate(steps, pattern, delays_s, before)))
         like, done = known
         return done.moved(before.base_s - like.base_s)
 
@@ -578,7 +602,7 @@ class Courses:
             for back in pattern.needed:
                 events.ends[index - back] = before.end_s[back][firsts].tolist()
             course = events.run({lane: each[firsts].tolist() for lane, each in free_s.items()})
-            self._keep(key, course)
+            self._courses.keep(key, course, 3 * course.times_s[0].size)
         after = self._after(pattern, before, course, partition)
         done = _SpanDone(course, partition, before.base_s, by_s, after)
         return self._same(done, (pattern.key, *key))
@@ -617,10 +641,7 @@ class Courses:
         known = self._done.get(key)
         if known is not None and known.after.equals(done.after):
             return replace(known.moved(done.base_s - known.base_s), by_s=done.by_s)
-        if len(self._done) >= _MOST_STATES:
-            self._done.clear()
-        self._done[key] = done
-        return done
+        return self._done.keep(key, done)
 
     def _partition(self, begins: NDArray[np.int64]) -> Partition:
         found = self._symmetry.partition(begins)
@@ -633,25 +654,11 @@ class Courses:
         return found
 
     def _rates_of(self, partition: Partition) -> "_Rates":
-        if partition.form not in self._rates:
-            if len(self._rates) >= _MOST_PARTITIONS:
-                self._rates.clear()
-            self._rates[partition.form] = _Rates(partition)
-        return self._rates[partition.form]
+        return self._rates.get(partition.form) or self._rates.keep(partition.form, _Rates(partition))
 
     def _works_of(self, partition: Partition) -> "dict[int, _KindWork]":
-        if partition not in self._works:
-            if len(self._works) >= _MOST_WORKS:
-                self._works.clear()
-            self._works[partition] = {}
-        return self._works[partition]
-
-    def _keep(self, key: tuple[object, ...], course: _Course) -> None:
-        self._n_values += 3 * course.times_s[0].size
-        if self._n_values > _MOST_VALUES:
-            self._courses.clear()
-            self._n_values = 3 * course.times_s[0].size
-        self._courses[key] = course
+        known = self._works.get(partition)
+        return self._works.keep(partition, {}) if known is None else known
 
     def _after(self, pattern: _Pattern, before: _State, course: _Course, partition: Partition) -> _State:
         """Return the state at the end of a span.
@@ -768,6 +775,13 @@ class _Transit:
         self.rate_Bps = 0.0
         self.key = (step.work.price, group, 0)
 
+    @property
+    def members(self) -> Sequence[int]:
+        """The kinds of ranks that take part."""
+        meetings = self.step.work.meetings
+        assert meetings is not None
+        return meetings.members[self.group]
+
     def go_on(self) -> Stage | None:
         """Return the next stage, if there is one."""
         meetings = self.step.work.meetings
@@ -787,16 +801,14 @@ class _Rates:
     def __init__(self, partition: Partition) -> None:
         self._stages = partition.meetings
         self._capacity_Bps = partition.capacity_Bps.tolist()
-        self._known: dict[tuple[tuple[int, int, int], ...], list[float]] = {}
+        self._known: _Table[tuple[tuple[int, int, int], ...], list[float]] = _Table(_MOST_RATES)
 
     def of(self, flights: "Sequence[_Transit]") -> list[float]:
         """Return bytes per second of each."""
         key = tuple([each.key for each in flights])
         found = self._known.get(key)
         if found is None:
-            if len(self._known) >= _MOST_RATES:
-                self._known.clear()
-            found = self._known[key] = self._found(key)
+            found = self._known.keep(key, self._found(key))
         return found
 
     def _found(self, keys: Iterable[tuple[int, int, int]]) -> list[float]:
@@ -820,28 +832,111 @@ class _Gathering:
     latest_s: float = field(default=-math.inf)
 
 
+class _Transfers:
+    """The transfers of a span that share links: each begins, and flows until it ends."""
+
+    def __init__(self, rates: _Rates) -> None:
+        self._rates = rates
+        self._coming: list[tuple[float, int, _Transit]] = []  # a heap: when it flows
+        self._flying: list[_Transit] = []
+        self._n_begun = 0
+        self._used: dict[tuple[int, int], tuple[float, float]] = {}  # price, group -> first start, last end
+
+    def go_on(self, flight: _Transit, now_s: float) -> bool:
+        """Begin the next stage of a transfer. Return whether there was none, so that the transfer has ended."""
+        stage = flight.go_on()
+        if stage is None:
+            self._record(flight, now_s)
+            return True
+        flight.left_nbytes = float(stage.nbytes.max(initial=0.0))
+        self._n_begun += 1
+        heappush(self._coming, (now_s + stage.latency_s, self._n_begun, flight))
+        return False
+
+    def _record(self, flight: _Transit, end_s: float) -> None:
+        """Remember when a transfer began and ended."""
+        key = flight.step.work.price, flight.group
+        first_start_s, last_end_s = self._used.get(key, (math.inf, -math.inf))
+        self._used[key] = min(first_start_s, flight.start_s), max(last_end_s, end_s)
+
+    def fly(self) -> Iterator[tuple[list[_Transit], float]]:
+        """Let transfers flow, from event to event. Yield those that end together, and when.
+
+        Raises:
+            RunError: An event neither begins nor ends a transfer.
+        """
+        coming = self._coming
+        now_s = -math.inf
+        next_end_s = math.inf
+        soonest_s = math.inf  # from the last event to the next end
+        due_s: list[float] = []
+        n_events = 0
+        while coming or self._flying:
+            n_events += 1
+            if n_events > 2 * self._n_begun:  # each stage begins once and ends once
+                raise standstill(now_s, [_under_way(each) for each in self._flying])
+            begin_s = coming[0][0] if coming else math.inf
+            then_s = min(begin_s, next_end_s)
+            for flight in self._flying:  # none before the first event
+                flight.left_nbytes -= flight.rate_Bps * (then_s - now_s)
+            now_s = then_s
+            if next_end_s <= then_s:
+                yield self._end_due(due_s, soonest_s, now_s), now_s
+            while coming and coming[0][0] <= now_s:
+                flight = heappop(coming)[2]
+                if flight.left_nbytes:
+                    self._flying.append(flight)
+                elif self.go_on(flight, now_s):
+                    yield [flight], now_s
+            rates = self._rates.of(self._flying)
+            due_s = []
+            for flight, rate_Bps in zip(self._flying, rates, strict=True):
+                flight.rate_Bps = rate_Bps
+                due_s.append(flight.left_nbytes / rate_Bps)
+            soonest_s = max(min(due_s, default=math.inf), 0.0)  # rounding may have left less than nothing
+            next_end_s = now_s + soonest_s
+
+    def _end_due(self, due_s: Sequence[float], soonest_s: float, now_s: float) -> list[_Transit]:
+        """End the stages that are due. Return the transfers that have ended with them."""
+        limit_s = soonest_s * (1 + TOGETHER)
+        flying = self._flying
+        self._flying = [flight for flight, left_s in zip(flying, due_s, strict=True) if left_s > limit_s]
+        due = [flight for flight, left_s in zip(flying, due_s, strict=True) if left_s <= limit_s]
+        return [flight for flight in due if self.go_on(flight, now_s)]
+
+    def on_links(self, partition: Partition) -> tuple[_Times, _Times]:
+        """Return when the first transfer began on each kind of link, and when the last one ended."""
+        n_kinds = len(partition.capacity_Bps)
+        first_start_s = np.full(n_kinds, math.inf)
+        last_end_s = np.full(n_kinds, -math.inf)
+        for (price, group), (start_s, end_s) in self._used.items():
+            stages = partition.meetings[price].stages
+            assert stages is not None
+            for stage in stages[group]:
+                links = stage.resources
+                first_start_s[links] = np.minimum(first_start_s[links], start_s)
+                last_end_s[links] = np.maximum(last_end_s[links], end_s)
+        return first_start_s, last_end_s
+
+
 class _Events:
     """The events of a span."""
 
     def __init__(self, tasks: Sequence[_KindTask], index: int, partition: Partition, rates: _Rates) -> None:
         self._n_kinds = len(partition.firsts)
         self._partition = partition
-        self._rates = rates
+        self._transfers = _Transfers(rates)
         self._index = index
         nans = [_NAN] * self._n_kinds
         self.ends = {task.index: nans.copy() for task in tasks}
         self._ready = [nans.copy() for _ in tasks]
         self._start = [nans.copy() for _ in tasks]
-        self._used: dict[tuple[int, int], tuple[float, float]] = {}  # price, group -> first start, last end
         self._lanes: dict[str, list[_KindTask]] = {}
         for task in tasks:
             self._lanes.setdefault(task.lane, []).append(task)
         self._waiting: dict[tuple[int, int], list[_Stream]] = {}
         self._awake: deque[_Stream] = deque()
         self._arrivals: dict[tuple[int, int], _Gathering] = {}
-        self._coming: list[tuple[float, int, _Transit]] = []  # a heap: when it flows
-        self._flying: list[_Transit] = []
-        self._n_begun = 0
 
     def run(self, free_s: dict[str, list[float]]) -> _Course:
         """Execute all tasks, given when lanes are free."""
@@ -849,25 +944,14 @@ class _Events:
             for lane, tasks in self._lanes.items():
                 self._awake.append(_Stream(kind, tasks, free_s[lane][kind]))
         self._run_streams()
-        self._fly()
+        for landed, now_s in self._transfers.fly():
+            for flight in landed:
+                self._end(flight.step, flight.members, now_s)
+            self._run_streams()
         ends = [self.ends[self._index + number] for number in range(len(self._ready))]
         shape = len(ends), self._n_kinds
         ready_s, start_s, end_s = (np.array(each).reshape(shape) for each in (self._ready, self._start, ends))
-        return _Course((ready_s, start_s, end_s), *self._on_links())
-
-    def _on_links(self) -> tuple[_Times, _Times]:
-        """Return when the first transfer began on each kind of link, and when the last one ended."""
-        n_kinds = len(self._partition.capacity_Bps)
-        first_start_s = np.full(n_kinds, math.inf)
-        last_end_s = np.full(n_kinds, -math.inf)
-        for (price, group), (start_s, end_s) in self._used.items():
-            stages = self._partition.meetings[price].stages
-            assert stages is not None
-            for stage in stages[group]:
-                links = stage.resources
-                first_start_s[links] = np.minimum(first_start_s[links], start_s)
-                last_end_s[links] = np.maximum(last_end_s[links], end_s)
-        return first_start_s, last_end_s
+        return _Course((ready_s, start_s, end_s), *self._transfers.on_links(self._partition))
 
     def _run_streams(self) -> None:
         awake = self._awake
@@ -933,26 +1017,8 @@ class _Events:
         if meetings.stages is None:
             self._end(task, members, start_s + meetings.alone_s[group])
             return
-        self._go_on(_Transit(task, group, start_s), start_s)
-
-    def _go_on(self, flight: _Transit, now_s: float) -> None:
-        """Begin the next stage of a transfer, or end it."""
-        stage = flight.go_on()
-        if stage is None:
-            meetings = flight.step.work.meetings
-            assert meetings is not None
-            self._record(flight, now_s)
-            self._end(flight.step, meetings.members[flight.group], now_s)
-            return
-        flight.left_nbytes = float(stage.nbytes.max(initial=0.0))
-        self._n_begun += 1
-        heappush(self._coming, (now_s + stage.latency_s, self._n_begun, flight))
-
-    def _record(self, flight: _Transit, end_s: float) -> None:
-        """Remember when a transfer began and ended."""
-        key = flight.step.work.price, flight.group
-        first_start_s, last_end_s = self._used.get(key, (math.inf, -math.inf))
-        self._used[key] = min(first_start_s, flight.start_s), max(last_end_s, end_s)
+        if self._transfers.go_on(_Transit(task, group, start_s), start_s):
+            self._end(task, members, start_s)
 
     def _end(self, task: _KindTask, members: Iterable[int], end_s: float) -> None:
         """Set the end of an instance. The streams that wait for it go on."""
@@ -967,55 +1033,6 @@ class _Events:
                 if end_s > stream.now_s:
                     stream.now_s = end_s
                 self._awake.append(stream)
-
-    def _fly(self) -> None:
-        """Let transfers flow, from event to event.
-
-        Raises:
-            RunError: An event neither begins nor ends a transfer.
-        """
-        coming = self._coming
-        now_s = -math.inf
-        next_end_s = math.inf
-        soonest_s = math.inf  # from the last event to the next end
-        due_s: list[float] = []
-        n_events = 0
-        while coming or self._flying:
-            n_events += 1
-            if n_events > 2 * self._n_begun:  # each stage begins once and ends once
-                raise standstill(now_s, [_under_way(each) for each in self._flying])
-            begin_s = coming[0][0] if coming else math.inf
-            then_s = min(begin_s, next_end_s)
-            for flight in self._flying:  # none before the first event
-                flight.left_nbytes -= flight.rate_Bps * (then_s - now_s)
-            now_s = then_s
-            if next_end_s <= then_s:
-                self._end_due(due_s, soonest_s, now_s)
-            while coming and coming[0][0] <= now_s:
-                self._take_off(heappop(coming)[2], now_s)
-            rates = self._rates.of(self._flying)
-            due_s = []
-            for flight, rate_Bps in zip(self._flying, rates, strict=True):
-                flight.rate_Bps = rate_Bps
-                due_s.append(flight.left_nbytes / rate_Bps)
-            soonest_s = max(min(due_s, default=math.inf), 0.0)  # rounding may have left less than nothing
-            next_end_s = now_s + soonest_s
-
-    def _end_due(self, due_s: Sequence[float], soonest_s: float, now_s: float) -> None:
-        limit_s = soonest_s * (1 + TOGETHER)
-        flying = self._flying
-        self._flying = [flight for flight, left_s in zip(flying, due_s, strict=True) if left_s > limit_s]
-        for flight, left_s in zip(flying, due_s, strict=True):
-            if left_s <= limit_s:
-                self._go_on(flight, now_s)
-        self._run_streams()
-
-    def _take_off(self, flight: _Transit, now_s: float) -> None:
-        if flight.left_nbytes:
-            self._flying.append(flight)
-        else:
-            self._go_on(flight, now_s)
-            self._run_streams()
 
 
 def _under_way(flight: _Transit) -> str:

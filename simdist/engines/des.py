@@ -17,7 +17,7 @@ import gc
 import math
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -28,6 +28,7 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 from simpy.events import EventPriority
+from simpy.resources.resource import Request
 
 from simdist.cost.costs import Costs, Local, Segments, Shared, Transfer, Varying
 from simdist.cost.traffic import Traffic
@@ -123,14 +124,14 @@ class EventRun:
             )
         progress = self._report(number)
         with rare_collections():
-            world = _World(plan, costs, delays, traffic, self._actors, self._observers, progress)
-            world.run()
+            world = _World(plan, costs, delays, traffic, self._actors, self._observers)
+            world.run(progress)
         if progress:
             progress(plan.n_steps)
         shape = -1, plan.world_size
         ready_s, start_s, end_s = (np.array(rows, dtype=np.float64).reshape(shape) for rows in world.rows)
         links = world.cluster.recorder.table()
-        trace = Trace(plan, ready_s, start_s, end_s, "simulated by des", links=links, late=world.late)
+        trace = Trace(plan, ready_s, start_s, end_s, "simulated by des", links=links, late=world.first_come.late)
         return ended_with_its_last_result(trace)
 
     def _report(self, number: int) -> Callable[[int], None] | None:
@@ -196,6 +197,32 @@ class _Meeting:
         return self._of_load(task.batch)[group]
 
 
+@dataclass(slots=True)
+class _Arrivals:
+    """Who came when to the first-come all-reduces, each by its index.
+
+    Args:
+        came_s: When each rank arrived.
+        members: The ranks that are in.
+        over_s: When it was over.
+        waiting_s: Late ranks without the result, and when they arrived.
+        late: See `simdist.traces.trace.Trace`.
+        sat_out: Of each rank, the last step that it sat out.
+    """
+
+    came_s: defaultdict[int, dict[int, float]]
+    members: dict[int, tuple[int, ...]]
+    over_s: dict[int, float]
+    waiting_s: defaultdict[int, list[tuple[int, float]]]
+    late: dict[int, tuple[int, ...]]
+    sat_out: list[int]
+
+    @classmethod
+    def none(cls, world_size: int) -> "_Arrivals":
+        """Return what holds before a run."""
+        return cls(defaultdict(dict), {}, {}, defaultdict(list), {}, [-1] * world_size)
+
+
 class _World:
     """The whole simulation."""
 
@@ -207,7 +234,6 @@ class _World:
         traffic: Traffic,
         actors: Sequence[Actor],
         observers: Sequence[Observer],
-        progress: Callable[[int], None] | None,
     ) -> None:
         self._clock = Clock()
         self._world_size = plan.world_size
@@ -215,7 +241,6 @@ class _World:
         self._traffic = traffic
         self._is_told_of = self.cluster.is_live or bool(traffic.shares)
         self._actors = actors
-        self._progress = progress
         self._tasks = _tasks(plan, costs, delays)
         self.rows: tuple[list[_Row], ...] = tuple(
             [array("d", [_NAN]) * plan.world_size for _ in range(plan.n_instances)] for _ in range(3)
@@ -223,22 +248,16 @@ class _World:
         self._waiting: defaultdict[_Key, Notice] = defaultdict(partial(Notice, self._clock))
         self._n_running = 0
         self._arrivals: dict[_Key, tuple[int, float]] = {}  # missing members of a group, latest arrival so far
-        self._came: defaultdict[int, dict[int, float]] = defaultdict(dict)  # first-come all-reduce -> rank -> arrival
-        self._in: dict[int, tuple[int, ...]] = {}  # first-come all-reduce -> the ranks that are in
-        self._over_s: dict[int, float] = {}  # first-come all-reduce -> when it was over
-        self._late_s: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)  # late ranks without the result
-        self._sits_out = [-1] * plan.world_size  # per rank, the last step that it sat out
-        self.late: dict[int, tuple[int, ...]] = {}
-        """See `simdist.traces.trace.Trace`."""
+        self.first_come = _Arrivals.none(plan.world_size)
 
-    def run(self) -> None:
+    def run(self, progress: Callable[[int], None] | None) -> None:
         for changes in self._traffic.shares:
             self._clock.start(changes.cause, change_shares(changes, self.cluster))
         for background in self._traffic.background:
             self._clock.start(background.cause, fly(background, self.cluster))
         performed = [perform(actor, self.cluster) for actor in self._actors]
         actors = [self._clock.start(name, steps) for name, steps in performed]
-        self.cluster.processes += [*self._start_streams(), *actors]
+        self.cluster.processes += [*self._start_streams(progress), *actors]
         try:
             while self._n_running:
                 self._clock.step()
@@ -248,7 +267,7 @@ class _World:
             for _, steps in performed:
                 steps.close()
 
-    def _start_streams(self) -> Iterator[simpy.Process]:
+    def _start_streams(self, progress: Callable[[int], None] | None) -> Iterator[simpy.Process]:
         of_lane: dict[Lane, list[_Task]] = {lane: [] for lane in self.cluster.lanes}
         for task in self._tasks:
             of_lane[task.lane].append(task)
@@ -256,7 +275,7 @@ class _World:
         reporting = next((tasks for lane, tasks in lanes if lane.kind != "host"), None)
         for rank in range(self._world_size):
             for lane, tasks in lanes:  # rank 0 reports the progress of its compute lane, if there is one
-                report = self._progress if rank == 0 and tasks is reporting else None
+                report = progress if rank == 0 and tasks is reporting else None
                 self._n_running += 1
                 yield self._clock.start(f"rank {rank} {lane.stream}", self._stream(rank, lane, tasks, report))
 
@@ -270,15 +289,13 @@ class _World:
         ]
         return [*self.cluster.stopped(), *waiting]
 
-    def _stream(self, rank: int, lane: Lane, tasks: list[_Task], report: Callable[[int], None] | None) -> Steps:  # noqa: C901, PLR0915 (an inner loop: calls would cost more than it does)
+    def _stream(self, rank: int, lane: Lane, tasks: list[_Task], report: Callable[[int], None] | None) -> Steps:  # noqa: C901 (an inner loop: calls would cost more than it does)
         """Take tasks in order. `now_s` is when the stream is free. Yield an event for each time not known yet."""
         waiting = self._waiting
         happen = self._clock.happen
         ready, start, end = self.rows
         is_live = self.cluster.is_live
         clock = self._clock
-        cluster = self.cluster
-        who = f"rank {rank} {lane.stream}"
         now_s = 0.0
         for task in tasks:
             index = task.index
@@ -290,26 +307,18 @@ class _World:
                 if end_s > now_s:
                     now_s = end_s
             if is_live:
-                asked_s = clock.now
-                turn = cluster.lane_turns[rank, lane.name].request()
-                yield turn
-                if clock.now > asked_s:
-                    now_s = clock.now  # the lane was held
-                cluster.tell(who, "ready", task.instance)
+                turn = self.cluster.lane_turns[rank, lane.name].request()
+                now_s = yield from self._wait_for_lane(turn, task, rank, now_s)
             if task.exchange is not None:
                 yield clock.at(max(now_s, clock.now), priority=_LATER)
-                if sits_out(now_s, self._over_s.get(task.exchange, math.inf)):
-                    self._sits_out[rank] = task.step
-                    self.late[index] = tuple(sorted((*self.late.get(index, ()), rank)))
+                self._enter(task, task.exchange, rank, now_s)
             ready[index][rank] = now_s
             if task.meeting is None:
                 start[index][rank] = now_s
-                if not (task.is_passed_over and self._sits_out[rank] == task.step):
+                if not (task.is_passed_over and self.first_come.sat_out[rank] == task.step):
                     now_s += task.seconds[rank] if task.period_s is None else self._until_tick_s(task, rank, now_s)
                 if is_live:
-                    cluster.tell(who, "started", task.instance)
-                    yield clock.at(max(now_s, clock.now))  # see `_move`
-                    cluster.tell(who, "ended", task.instance)
+                    yield from self._compute(task, rank, now_s)
                 end[index][rank] = now_s
                 notice = waiting.pop((index, rank), None)
                 if notice is not None:
@@ -328,6 +337,30 @@ class _World:
             if report:
                 report(task.step)
         self._n_running -= 1
+
+    def _wait_for_lane(
+        self, turn: Request, task: _Task, rank: int, now_s: float
+    ) -> Generator[simpy.Event, object, float]:
+        """Wait for the turn of a task on its lane, and return when the stream is free."""
+        clock = self._clock
+        asked_s = clock.now
+        yield turn
+        self.cluster.tell(f"rank {rank} {task.lane.stream}", "ready", task.instance)
+        return clock.now if clock.now > asked_s else now_s  # later if the lane was held
+
+    def _compute(self, task: _Task, rank: int, end_s: float) -> Steps:
+        """Let observers see an operation that needs no other rank."""
+        who = f"rank {rank} {task.lane.stream}"
+        self.cluster.tell(who, "started", task.instance)
+        yield self._clock.at(max(end_s, self._clock.now))  # see `_move`
+        self.cluster.tell(who, "ended", task.instance)
+
+    def _enter(self, task: _Task, exchange: int, rank: int, now_s: float) -> None:
+        """Begin a step, or sit it out if its all-reduce is over."""
+        known = self.first_come
+        if sits_out(now_s, known.over_s.get(exchange, math.inf)):
+            known.sat_out[rank] = task.step
+            known.late[task.index] = tuple(sorted((*known.late.get(task.index, ()), rank)))
 
     def _until_tick_s(self, task: _Task, rank: int, now_s: float) -> float:
         """Return the seconds from now until a tick that starts now ends."""
@@ -350,21 +383,21 @@ class _World:
 
     def _come(self, task: _Task, rule: FirstCome, rank: int, now_s: float) -> None:
         """Arrive at a first-come all-reduce. The last member that it waits for begins it."""
-        came = self._came[task.index]
+        came = self.first_come.came_s[task.index]
         came[rank] = now_s
         if len(came) == rule.n_in:
             self._clock.call_at(now_s, lambda _: self._close(task, rule), priority=_AT_LAST)
-        elif task.index in self._in:
+        elif task.index in self.first_come.members:
             self._be_late(task, rule, rank, now_s)
 
     def _close(self, task: _Task, rule: FirstCome) -> None:
         """Begin an all-reduce with the members that arrived first."""
         assert task.meeting is not None
-        came = self._came[task.index]
+        came = self.first_come.came_s[task.index]
         index = task.index
         chosen = rule.choose((come_s, rank) for rank, come_s in came.items())
-        self._in[index] = chosen.first
-        self.late[index] = tuple(sorted({*task.meeting.members[0]} - {*chosen.first}))
+        self.first_come.members[index] = chosen.first
+        self.first_come.late[index] = tuple(sorted({*task.meeting.members[0]} - {*chosen.first}))
         self._begin(task, task.meeting, 0, chosen.start_s)
         for rank in chosen.late:
             self._be_late(task, rule, rank, came[rank])
@@ -374,14 +407,14 @@ class _World:
         self.rows[1][task.index][rank] = at_s
         if self.cluster.is_live:
             self.cluster.tell(f"rank {rank} {task.lane.stream}", "started", task.instance)
-        if task.index in self._over_s:
+        if task.index in self.first_come.over_s:
             self._take(task, rule, rank, at_s)
         else:
-            self._late_s[task.index].append((rank, at_s))
+            self.first_come.waiting_s[task.index].append((rank, at_s))
 
     def _take(self, task: _Task, rule: FirstCome, rank: int, come_s: float) -> None:
         """Take the result of an all-reduce that is over."""
-        end_s = float(rule.end_s(come_s, self._over_s[task.index]))
+        end_s = float(rule.end_s(come_s, self.first_come.over_s[task.index]))
         if self.cluster.is_live:
             self._clock.call_at(end_s, lambda _: self._end(task, [rank], end_s))
         else:
@@ -389,7 +422,7 @@ class _World:
 
     def _members(self, task: _Task, meeting: _Meeting, group: int) -> Sequence[int]:
         """Return the ranks that take part in a collective that begins."""
-        return meeting.members[group] if meeting.first_come is None else self._in[task.index]
+        return meeting.members[group] if meeting.first_come is None else self.first_come.members[task.index]
 
     def _begin(self, task: _Task, meeting: _Meeting, group: int, start_s: float) -> None:
         members = self._members(task, meeting, group)
@@ -469,9 +502,9 @@ class _World:
             if notice is not None:
                 happen(notice)
         rule = task.meeting.first_come if task.meeting else None
-        if rule is not None and task.index not in self._over_s:
-            self._over_s[task.index] = end_s
-            for rank, come_s in self._late_s.pop(task.index, ()):
+        if rule is not None and task.index not in self.first_come.over_s:
+            self.first_come.over_s[task.index] = end_s
+            for rank, come_s in self.first_come.waiting_s.pop(task.index, ()):
                 self._take(task, rule, rank, come_s)
 
 

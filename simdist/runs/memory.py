@@ -16,7 +16,7 @@ from simdist.plan.plan import ITEM_NBYTES
 from simdist.runs.building import Built
 from simdist.scenario.scenario import Scenario
 from simdist.scenario.workload import Workload
-from simdist.traces.memory import Occupancy, kinds_of, occupancy_of_times
+from simdist.traces.memory import Occupancy, kinds_of, occupancy
 from simdist.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def memory_of_trace(trace: Trace, workload: Workload) -> Occupancy:
 
 
 def _occupancy(plan: Plan, start_s: NDArray[np.float64], end_s: NDArray[np.float64], workload: Workload) -> Occupancy:
-    return occupancy_of_times(
+    return occupancy(
         plan,
         start_s,
         end_s,

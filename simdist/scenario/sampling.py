@@ -213,12 +213,9 @@ class _Source:
         self._seeds = seeds
         self._ranks_per_node = ranks_per_node
         self._n_parts = _n_parts(disturbance.on, micro_batches)
-        self._harmonic = math.fsum(1 / i for i in range(1, ranks_per_node + 1))  # mean of the longest delay of a node
         self._bursting: NDArray[np.bool_] | None = None
         self._agrees = False
-        self._recorded_s = _recorded_s(disturbance, self._n_parts) if isinstance(disturbance, kinds.Recorded) else None
-        self._played = _played_ranks(self._recorded_s, seeds, uniforms.world_size)
-        self._by_kind = _pausing_or_working(disturbance, uniforms, compute_s, micro_batches, seeds)
+        self._by_kind = _pausing_working_or_playing(disturbance, uniforms, compute_s, micro_batches, seeds)
 
     def delays(self, start: int, stop: int) -> _Floats:
         """Return the seconds of some steps, broadcastable to `[n_steps, n_parts, n_ranks, n_seeds]`."""
@@ -236,17 +233,15 @@ class _Source:
                 return self._once(_continuous(rare, uniforms, start, stop), start, stop)
             case kinds.Bursts(delay_s=delay_s) as bursts:
                 return self._evenly(np.where(self._walk(bursts, start, stop), delay_s, 0.0))
-            case kinds.Pauses() | kinds.UnevenWork():
-                return self._pause_or_work(start, stop)
+            case kinds.Pauses() | kinds.UnevenWork() | kinds.Recorded():
+                return self._pause_work_or_play(start, stop)
             case kinds.Drawn() as drawn:
                 return self._once(self._drawn(drawn, start, stop), start, stop)
             case kinds.Interference(lost=lost, noise=noise):
                 assert lost is not None, "lost_share tells it"
                 lost_s = lost * self._compute_s[:, np.newaxis]
-                shares = kinds.Exponential(mean_s=noise / self._harmonic)
+                shares = kinds.Exponential(mean_s=noise / _mean_of_longest(self._ranks_per_node))
                 return self._evenly(lost_s * (1.0 - noise + _continuous(shares, uniforms, start, stop)))
-            case kinds.Recorded() as recorded:
-                return self._play(recorded, start, stop)
             case kinds.CustomDisturbance() as custom:
                 return self._custom(custom, start, stop)
             case unknown:
@@ -266,14 +261,14 @@ class _Source:
         """Spread what lasts a whole step, `[n_steps, n_ranks, n_seeds]`, over its micro-batches."""
         return seconds[:, np.newaxis] / self._n_parts
 
-    def _pause_or_work(self, start: int, stop: int) -> _Floats:
+    def _pause_work_or_play(self, start: int, stop: int) -> _Floats:
         from simdist.scenario.pauses_and_work import Pausing
 
         assert self._by_kind is not None
+        found_s = self._by_kind.delays(start, stop)
         if isinstance(self._by_kind, Pausing):
-            return self._once(self._by_kind.delays(start, stop), start, stop)
-        longer_s = self._by_kind.delays(start, stop)
-        return longer_s if longer_s.shape[1] == self._n_parts else longer_s.sum(axis=1, keepdims=True)
+            return self._once(found_s, start, stop)
+        return found_s if found_s.shape[1] == self._n_parts else found_s.sum(axis=1, keepdims=True)
 
     def _custom(self, disturbance: kinds.CustomDisturbance, start: int, stop: int) -> _Floats:
         world = np.arange(self._uniforms.world_size)
@@ -339,9 +334,25 @@ class _Source:
             on[step] = self._bursting
         return on
 
-    def _play(self, recorded: kinds.Recorded, start: int, stop: int) -> _Floats:
-        assert self._recorded_s is not None
-        n_recorded = len(self._recorded_s)
+
+class _Playing:
+    """A recording that is played."""
+
+    def __init__(self, recorded: kinds.Recorded, uniforms: _Uniforms, seeds: Sequence[int], n_parts: int) -> None:
+        self._recorded = recorded
+        self._ranks = uniforms.ranks
+        self._seeds = seeds
+        self._table_s = _recorded_s(recorded, n_parts)
+        self._played = _played_ranks(self._table_s, seeds, uniforms.world_size)
+
+    def delays(self, start: int, stop: int) -> _Floats:
+        """Return the seconds of some steps, `[n_steps, n_parts, n_ranks, n_seeds]`.
+
+        Raises:
+            ScenarioError: The recording ends before.
+        """
+        recorded = self._recorded
+        n_recorded = len(self._table_s)
         if recorded.resample_steps is not None:
             steps = [resampled_steps(seed, n_recorded, recorded.resample_steps, start, stop) for seed in self._seeds]
         elif stop > n_recorded:
@@ -349,10 +360,10 @@ class _Source:
         else:
             steps = [np.arange(start, stop)] * len(self._seeds)
         if self._played is None:
-            return np.moveaxis(self._recorded_s[:, :, self.ranks][np.array(steps)], 0, 3)
+            return np.moveaxis(self._table_s[:, :, self._ranks][np.array(steps)], 0, 3)
         of_seeds = zip(self._played, steps, strict=True)
-        played_s = [self._recorded_s[each.rows(rows, n_recorded), :, each.recorded] for each, rows in of_seeds]
-        return np.moveaxis(np.stack(played_s, axis=3), 1, 2)[:, :, self.ranks]
+        played_s = [self._table_s[each.rows(rows, n_recorded), :, each.recorded] for each, rows in of_seeds]
+        return np.moveaxis(np.stack(played_s, axis=3), 1, 2)[:, :, self._ranks]
 
 
 def _n_parts(channel: Channel, micro_batches: int) -> int:
@@ -368,19 +379,19 @@ def _recorded_s(recorded: kinds.Recorded, n_parts: int) -> _Floats:
     return found if found.shape[1] == n_parts else found.sum(axis=1, keepdims=True)
 
 
-def _played_ranks(table: _Floats | None, seeds: Sequence[int], world_size: int) -> "list[PlayedRanks] | None":
+def _played_ranks(table: _Floats, seeds: Sequence[int], world_size: int) -> "list[PlayedRanks] | None":
     """Return the recorded ranks that a run of another number of ranks plays with each seed."""
-    if table is None:
-        return None
     from simdist.scenario.other_ranks import played_by_seed
 
     return played_by_seed(table, seeds, world_size)
 
 
-def _pausing_or_working(
+def _pausing_working_or_playing(
     disturbance: Disturbance, uniforms: _Uniforms, compute_s: _Floats, micro_batches: int, seeds: Sequence[int]
-) -> "Pausing | Working | None":
-    """Return what draws pauses or work, which few scenarios have."""
+) -> "Pausing | Working | _Playing | None":
+    """Return what draws pauses or work or plays recordings, which few scenarios have."""
+    if isinstance(disturbance, kinds.Recorded):
+        return _Playing(disturbance, uniforms, seeds, _n_parts(disturbance.on, micro_batches))
     if not isinstance(disturbance, kinds.Pauses | kinds.UnevenWork):
         return None
     from simdist.scenario.pauses_and_work import Pausing, Working
@@ -388,6 +399,11 @@ def _pausing_or_working(
     if isinstance(disturbance, kinds.Pauses):
         return Pausing(disturbance, uniforms)
     return Working(disturbance, uniforms, compute_s, micro_batches, seeds)
+
+
+def _mean_of_longest(n: int) -> float:
+    """Return the mean of the longest of some exponential delays of mean 1."""
+    return math.fsum(1 / i for i in range(1, n + 1))
 
 
 def _grown(sets_in: tuple[int, int] | None, start: int, stop: int) -> _Floats:

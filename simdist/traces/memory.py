@@ -18,7 +18,6 @@ from simdist.plan import ops
 from simdist.plan.liveness import lifetimes
 from simdist.plan.plan import Buffer, Plan
 from simdist.plan.walk import occurrences
-from simdist.traces.trace import Trace
 
 #: What memory is for.
 #:
@@ -111,33 +110,6 @@ def _nbytes_of(buffer: Buffer, kind: MemoryKind) -> int:
 
 
 def occupancy(
-    trace: Trace,
-    *,
-    rank: int = 0,
-    state_nbytes: int = 0,
-    activation_nbytes: Mapping[str, int] | None = None,
-    recomputed_nbytes: Mapping[str, int] | None = None,
-) -> Occupancy:
-    """Return the memory of a rank over the time of a trace.
-
-    Args:
-        trace: The trace.
-        rank: The rank.
-        state_nbytes: See `occupancy_of_times`.
-        activation_nbytes: See `occupancy_of_times`.
-        recomputed_nbytes: See `occupancy_of_times`.
-    """
-    return occupancy_of_times(
-        trace.plan,
-        trace.start_s[:, rank],
-        trace.end_s[:, rank],
-        state_nbytes=state_nbytes,
-        activation_nbytes=activation_nbytes,
-        recomputed_nbytes=recomputed_nbytes,
-    )
-
-
-def occupancy_of_times(
     plan: Plan,
     start_s: NDArray[np.float64],
     end_s: NDArray[np.float64],

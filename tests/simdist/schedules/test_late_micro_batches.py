@@ -8,11 +8,10 @@ from fsdp_rules import rows_by_rules
 from sharded import rows_of, schedule_of
 
 from simdist.plan import Channel
-from simdist.plan.delays import DrawnDelays
+from simdist.plan.delays import DrawnDelays, SomeSeeds
 from simdist.runs.building import build, delay_sampler, delays
 from simdist.scenario import Scenario, loads
 from simdist.studies.comparison import compare
-from simdist.studies.draws import _Chosen
 
 JOB = """
 cluster: {{nodes: 2, gpus_per_node: 8, fabric: ideal, network: ideal}}
@@ -158,5 +157,5 @@ def test_random_jobs_with_late_ranks_run_as_under_fully_shard() -> None:
 def test_runs_with_drawn_settings_meet_the_delays_of_their_seeds() -> None:
     """The order of the axes: micro-batches stand between steps and ranks."""
     drawn = delay_sampler(job("{kind: jitter, on: compute, median: 50 ms, sigma: 0.8}", k=4), range(3)).take(5)
-    chosen = _Chosen(DrawnDelays(drawn), np.array([2, 0, 2, 1])).take(5)
+    chosen = SomeSeeds(DrawnDelays(drawn), np.array([2, 0, 2, 1])).take(5)
     np.testing.assert_array_equal(chosen["compute"], drawn["compute"][[2, 0, 2, 1]])

@@ -27,7 +27,7 @@ def traced(schedule: ShardedSchedule) -> Trace:
 
 def most_gathered(trace: Trace, kind: type[ops.Op]) -> int:
     """Return the most units that are whole, gathered or being gathered while an operation of a kind computes."""
-    found: Occupancy = occupancy(trace)
+    found: Occupancy = occupancy(trace.plan, trace.start_s[:, 0], trace.end_s[:, 0])
     rows = [each for each, op in enumerate(ops_of(trace.plan)) if isinstance(op, kind)]
     begin_s, end_s = trace.start_s[rows, 0].min(), trace.end_s[rows, 0].max()
     now = (found.at_s >= begin_s) & (found.at_s < end_s)
@@ -60,7 +60,8 @@ def test_units_in_memory_at_once(settings: dict[str, object], forward: int, back
 
 
 def test_a_backward_pass_holds_two_units_a_gradient_and_an_input_of_a_reduce_scatter() -> None:
-    found = occupancy(traced(FSDP()))
+    trace = traced(FSDP())
+    found = occupancy(trace.plan, trace.start_s[:, 0], trace.end_s[:, 0])
     slices = [found.nbytes["parameters"][0]] * 2  # parameters and, when all are reduced, gradients
     assert found.peak_nbytes <= 4 * UNIT + sum(slices) + N_UNITS * 4
     assert found.peak_nbytes >= 3 * UNIT + slices[0]
