@@ -103,9 +103,8 @@ def test_file_that_is_no_scenario_is_refused(tmp_path, capsys, case):
 
 def test_file_that_cannot_be_read_is_refused(tmp_path, capsys):
     assert_refused(call(capsys, "plan", tmp_path / "none.yaml"), "none.yaml", "no such file", "nor a preset")
-    for path, why in ((tmp_path / "none.txt", "No such file"), (tmp_path, "Is a directory")):
-        answer = call(capsys, "calibrate", "--from-nccl-tests", path, "--cluster", "dgx-h100")
-        assert_refused(answer, f"{path}: cannot be read: {why}")
+    for path, why in ((tmp_path / "none.txt", "there is no such file"), (tmp_path, "is no regular file")):
+        assert_refused(call(capsys, "init", "--from", path), f"{path}: {why}")
     assert_refused(call(capsys, "plan", tmp_path), str(tmp_path), "is a directory, no file, nor a preset")
     assert_refused(call(capsys, "plan", "-"), "-: standard input is not supported", "name a file")
     (tmp_path / "loop.yaml").symlink_to(tmp_path / "loop.yaml")

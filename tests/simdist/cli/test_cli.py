@@ -661,17 +661,27 @@ def test_bar_forgets_the_speed_of_other_work(monkeypatch):
     assert "0 min 9 s left" in terminal.getvalue()
 
 
-def test_calibrate_compares_a_table_and_writes_the_cluster(capsys, tmp_path):
+def test_a_table_of_nccl_tests_calibrates_the_cluster_of_a_new_scenario(capsys, tmp_path):
     rows = "8 2 float sum -1 40.00 0.00 0.00 0\n1073741824 268435456 float sum -1 12000 89.48 167.77 0\n"
     file = tmp_path / "table.txt"
     file.write_text(f"all_reduce_perf\n# size count type redop root time algbw busbw #wrong\n{rows}")
-    out = tmp_path / "cluster.yaml"
-    args = ("calibrate", "--from-nccl-tests", str(file), "--cluster", "dgx-a100", "--nodes", "2")
-    found = document(capsys, *args, "-o", str(out))
+    args = (
+        "init",
+        "--from",
+        str(file),
+        "--cluster",
+        "dgx-a100",
+        "--nodes",
+        "2",
+        "--yes",
+        "-o",
+        str(tmp_path / "new.yaml"),
+    )
+    [found] = document(capsys, *args)["calibrations"]
     assert [each["nbytes"] for each in found["rows"]] == [8, 2**30]
     assert [abs(each["calibrated_error"]) < 0.01 for each in found["rows"]] == [True, True]
-    assert "Calibrated with all_reduce of nccl-tests, table.txt" in out.read_text()
-    assert "measured (us)" in call(capsys, *args).out
-    refused = call(capsys, *args, "-o", str(out))
+    assert "Calibrated with all_reduce of nccl-tests, table.txt" in (tmp_path / "new-cluster.yaml").read_text()
+    assert "measured (us)" in call(capsys, *args, "--force").out
+    refused = call(capsys, *args)
     assert refused.code == 2
-    assert "exists; choose another file, or --force" in refused.err
+    assert "new.yaml" in refused.err
