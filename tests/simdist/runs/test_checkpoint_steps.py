@@ -1,12 +1,10 @@
 """Checkpoints that come by time: how many steps of each schedule they are apart, against closed forms."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 from commandline import call, write
 
-from simdist.cli.tune import _winner
 from simdist.errors import ScenarioError
 from simdist.plan.ops import Save
 from simdist.runs import run_directory
@@ -14,6 +12,7 @@ from simdist.runs.building import build, in_steps, simulate
 from simdist.scenario import dump, loads
 from simdist.scenario.checkpoint import CheckpointSettings
 from simdist.settings.units import Elapsed
+from simdist.tuning.verdict import lines_of_scenario
 
 FILE_S = 0.05 + 0.4  # 4 MB over the NIC of rank 0
 
@@ -128,10 +127,11 @@ def test_winner_of_a_race_has_the_time_as_it_was_written() -> None:
     scenario = scenario_of("2 s")
     local = scenario.schedules[0]
     simulated = in_steps(scenario, scenario.schedules[1])
-    raced = SimpleNamespace(schedule=local, scenario=simulated, lr_factor=1.0)
-    assert _winner(raced, simulated.checkpoint, scenario) == "schedules:\n  - {kind: local_sgd, period: 4}"
-    raced.scenario = simulated.changed("checkpoint.mode", "async")
-    assert "checkpoint: {every: 2.0 s, mode: async}" in _winner(raced, simulated.checkpoint, scenario)
+    own = simulated.checkpoint
+    lines = lines_of_scenario(scenario, local, 1, own, own=own)
+    assert lines == "schedules:\n  - {kind: local_sgd, period: 4}"
+    changed = simulated.changed("checkpoint.mode", "async").checkpoint
+    assert "checkpoint: {every: 2.0 s, mode: async}" in lines_of_scenario(scenario, local, 1, changed, own=own)
 
 
 def test_runs_that_files_make_far_longer_are_named(tmp_path, capsys) -> None:
