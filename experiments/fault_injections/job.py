@@ -160,7 +160,7 @@ class Planted:
             self.at(moments.get(index, ""))
 
         Recorder.__init__, Recorder.begin = watch, meet
-        real.session.gather = self._before("together", real.session.gather)
+        real.session.gather_trace = self._before("together", real.session.gather_trace)
 
     def _before(self, moment: str, function: Callable[..., object]) -> Callable[..., object]:
         def call(*args: object, **options: object) -> object:

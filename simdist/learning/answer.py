@@ -192,7 +192,7 @@ class LearnedSchedules(list[Learned]):
         return plot(self)
 
     def __repr__(self) -> str:
-        return self.text()
+        return self.text() if self else "[]"
 
     def _repr_html_(self) -> str:
         from simdist import html_of

@@ -233,9 +233,9 @@ class Sweep:
 def _label_and_kind(schedule: object) -> tuple[str, str]:
     """Return the label of a schedule and its kind, also of one that is wrong, so that rows that fail have names.
 
-    >>> label_and_kind({"kind": "local_sgd", "period": 4})
+    >>> _label_and_kind({"kind": "local_sgd", "period": 4})
     ('local-4', 'local_sgd')
-    >>> label_and_kind({"kind": "local_sgd", "period": "often"})
+    >>> _label_and_kind({"kind": "local_sgd", "period": "often"})
     ('local_sgd', 'local_sgd')
     """
     with suppress(ValueError):

@@ -59,7 +59,7 @@ def test_utilisation_of_records_of_one_size_is_share_over_demand(n_accelerators,
 
 def test_records_have_the_mean_and_the_deviation_of_the_benchmark():
     each = mlperf.LOADS["unet3d-a100"]
-    drawn = mlperf.scenario(each, 1e9, 40).data.sizes_nbytes()
+    drawn = mlperf.scenario(each, 1e9, 40).input.data.sizes_nbytes()
     mean = math.fsum(drawn) / len(drawn)
     deviation = math.sqrt(math.fsum((size - mean) ** 2 for size in drawn) / len(drawn))
     assert mean == pytest.approx(146_600_628, rel=0.01)

@@ -346,7 +346,7 @@ def test_a_store_that_does_not_answer_is_blamed_before_the_ranks_that_it_keeps_f
     guard.start(START_S)
     with pytest.raises(RunError, match="rank 3 has not come"):
         bounded(partial(time.sleep, 1.0), 0.05, lambda: "rank 3 has not come", guard)
-    monkeypatch.setattr(heartbeat, "SETTLE_S", -1.0)  # then the last beat was too long ago
+    monkeypatch.setattr(heartbeat, "_SETTLE_S", -1.0)  # then the last beat was too long ago
     with pytest.raises(RunError, match="the store at here, has not answered"):
         bounded(partial(time.sleep, 1.0), 0.05, lambda: "rank 3 has not come", guard)
     guard.leave()

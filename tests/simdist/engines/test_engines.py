@@ -524,7 +524,8 @@ def test_two_processes_write_the_same_bytes(tmp_path):
     """With either engine, whatever the order of sets and dictionaries with hashed keys."""
     hashes = []
     for seed in ("0", "1", "4242"):
-        path = os.pathsep.join([str(Path(simdist.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+        root = Path(simdist.__file__).parents[1]
+        path = os.pathsep.join([str(root), str(root / "tests"), os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, "-c", WRITE_A_TRACE, SHAKEN, str(tmp_path)]
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

@@ -112,7 +112,7 @@ def test_limits_are_those_of_the_busiest_server(servers: int, nodes: int, tmp_pa
 
 
 def test_staging_shares_the_server_of_the_node() -> None:
-    text = DATA.replace("samples: 24", "samples: 24, policy: staged").replace("operations: 10, ", "")
+    text = DATA.replace("samples: 24", "samples: 24, policy: staged").replace("operations_per_s: 10, ", "")
     text = text.replace("  network: ideal", "  network: ideal\n  disk: {read: unlimited, write: unlimited}")
     alone, all_on_one = (loads(text.replace("SERVERS", str(n)).replace("24", "24")) for n in (3, 1))
     nbytes = 24 * 1e5  # shuffled over all ranks, every node stages all files

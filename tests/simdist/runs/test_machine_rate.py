@@ -61,7 +61,7 @@ def test_what_nobody_measured_may_be_uncertain_beside_the_rate_of_a_machine():
 
 
 def test_a_rate_of_one_gpu_in_place_of_a_machine_is_refused():
-    with pytest.raises(ScenarioError, match=r"machine_samples_per_s 300 samples/s is far less .* rate of all 4 GPUs"):
+    with pytest.raises(ScenarioError, match=r"machine_samples_per_s 300 is far less .* rate of all 4 GPUs"):
         compare(scenario(300.0))
 
 

@@ -171,7 +171,7 @@ def test_simulated_epochs_take_as_long_as_their_largest_limit_or_longer() -> Non
 
 
 def test_plan_without_a_data_set_has_no_limits() -> None:
-    text = SCENARIO.replace("input:\n  data: {samples: 64, file_size: 1 MB}\n", "").replace("3 epochs", "3")
+    text = SCENARIO.replace(", data: {samples: 64, file_size: 1 MB}", "").replace("3 epochs", "3")
     scenario = loads(text)
     built = build(scenario, scenario.schedules[0])
     with pytest.raises(PlanError, match="plan sync has no data set, so it has no epochs"):
