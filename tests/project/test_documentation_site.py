@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ROOT / "docs" / "reference" / "commands.md"
 BY_MODULE = {f"simdist.{name}" for name in ("runs", "settings", "studies", "traces")}  # packages that export nothing
 APART = {
+    "simdist.engines",
     "simdist.__main__",
     "simdist.cli",
     "simdist.jobs",

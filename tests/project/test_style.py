@@ -182,7 +182,7 @@ def attributes_of_classes(source: str) -> Iterator[tuple[str, int]]:
         if isinstance(node, ast.ClassDef):
             for method in node.body:
                 if isinstance(method, ast.FunctionDef) and method.name == "__init__":
-                    yield node.name, len({each.attr for each in ast.walk(method) if is_set_on_self(each)})
+                    yield node.name, len({ast.unparse(each) for each in ast.walk(method) if is_set_on_self(each)})
 
 
 def is_set_on_self(node: ast.AST) -> bool:
