@@ -34,7 +34,7 @@ from simdist.cost.costs import Costs, Local, Segments, Shared, Transfer, Varying
 from simdist.cost.traffic import Traffic
 from simdist.engines.actors import Actor, change_shares, fly, perform
 from simdist.engines.clock import Clock, Notice, Steps
-from simdist.engines.live import LiveCluster, Observer
+from simdist.engines.live import ChangeListener, LiveCluster
 from simdist.errors import PlanError, UnsupportedError, standstill
 from simdist.plan import Delay, Enter, Instance, Lane, Load, Op, Plan, Tick
 from simdist.plan.delays import Delays, SeedDelays, check_delays, delays_of, seconds_of
@@ -79,7 +79,7 @@ class EventRun:
         progress: Callable[[int, int], None] | None,
         *,
         actors: Sequence[Actor],
-        observers: Sequence[Observer],
+        observers: Sequence[ChangeListener],
         traffic: Callable[[int], Traffic | None] | None,
         reason: str = "",
     ) -> None:
@@ -233,7 +233,7 @@ class _World:
         delays: Delays,
         traffic: Traffic,
         actors: Sequence[Actor],
-        observers: Sequence[Observer],
+        observers: Sequence[ChangeListener],
     ) -> None:
         self._clock = Clock()
         self._world_size = plan.world_size

@@ -48,7 +48,7 @@ class Change:
     share: float | None = None
 
 
-Observer: TypeAlias = Callable[[Change], object]
+ChangeListener: TypeAlias = Callable[[Change], object]
 
 
 class LiveLink:
@@ -145,7 +145,7 @@ class LiveCluster:
     """
 
     def __init__(
-        self, clock: Clock, costs: Costs, observers: Sequence[Observer], lanes: Sequence[Lane], *, is_live: bool
+        self, clock: Clock, costs: Costs, observers: Sequence[ChangeListener], lanes: Sequence[Lane], *, is_live: bool
     ) -> None:
         self.clock = clock
         self.lanes = lanes

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from simdist.cost.traffic import Traffic
     from simdist.engines.actors import Actor
     from simdist.engines.alike import Courses
-    from simdist.engines.live import Observer as LiveObserver
+    from simdist.engines.live import ChangeListener
 
 #: Called with the steps done and the steps of all seeds.
 Progress: TypeAlias = Callable[[int, int], None]
@@ -33,7 +33,7 @@ class Live:
     """
 
     actors: "Sequence[Actor]" = ()
-    observers: "Sequence[LiveObserver]" = ()
+    observers: "Sequence[ChangeListener]" = ()
     traffic: "Callable[[int], Traffic | None] | None" = None
 
 

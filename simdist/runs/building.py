@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from simdist.cost.traffic import Traffic
     from simdist.engines.actors import Actor
     from simdist.engines.alike import Courses
-    from simdist.engines.live import Observer
+    from simdist.engines.live import ChangeListener
 
 
 @dataclass(frozen=True, repr=False)
@@ -192,7 +192,7 @@ def traffic(scenario: Scenario, costs: Costs, seed: int) -> "Traffic | None":
 
 
 def live_of(
-    scenario: Scenario, costs: Costs, *, actors: "Sequence[Actor]" = (), observers: "Sequence[Observer]" = ()
+    scenario: Scenario, costs: Costs, *, actors: "Sequence[Actor]" = (), observers: "Sequence[ChangeListener]" = ()
 ) -> Live:
     """Return what runs beside the plan with the scenario's own seed.
 
@@ -282,7 +282,7 @@ def simulate(
     label: str | None = None,
     engine: Engine = "auto",
     actors: "Sequence[Actor]" = (),
-    observers: "Sequence[Observer]" = (),
+    observers: "Sequence[ChangeListener]" = (),
 ) -> Trace:
     """Simulate one schedule of a scenario with the delays and link changes of its seed.
 
