@@ -545,6 +545,8 @@ def _add_in_order(total_s: _Times, seconds: _Times) -> None:
 def break_down(trace: Trace, held: Held | None = None) -> Breakdown:
     """Return the time of each rank of a trace by state, and the part that misbehaving links added.
 
+    A gather of a sharded step that runs while the computation before it waits for a checkpoint counts as `io_s`.
+
     Raises:
         TraceError: An operation did not run on some rank.
     """
