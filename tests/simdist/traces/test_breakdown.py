@@ -14,7 +14,8 @@ from simdist import scenario
 from simdist.cost import price
 from simdist.plan import AllReduce, Backward, Buffer, Copy, Forward, Load, Plan, Save, Wait
 from simdist.plan.group import Group
-from simdist.plan.lanes import COMM, COMPUTE, lane_of
+from simdist.plan.lanes import COMM, COMPUTE
+from simdist.plan.ops import lane_of
 from simdist.plan.walk import Template, walk
 from simdist.runs.building import build, delay_sampler, delays
 from simdist.scenario.cluster import Cluster, Disk, Link, Storage
