@@ -20,7 +20,6 @@ from simdist.progress import ProgressBar
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_ValueT = TypeVar("_ValueT")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _MISSING = {errno.ENOENT, errno.ENOTDIR}  # a command says itself what it needs
@@ -120,18 +119,6 @@ def _encodable(text: str) -> str:
     except UnicodeEncodeError:
         return text.replace("±", "+-").replace("─", "-").encode(encoding, "replace").decode(encoding)
     return text
-
-
-def parsed(option: str, text: str, parse: Callable[[object], _ValueT]) -> _ValueT:
-    """Return the value of an option.
-
-    Raises:
-        ScenarioError: `parse` refuses it.
-    """
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise ScenarioError(f"{option}: {error}") from None
 
 
 def _set(context: click.Context, parameter: click.Parameter, value: bool) -> None:

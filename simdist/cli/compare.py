@@ -11,7 +11,7 @@ from simdist.engines.choose import Engine
 from simdist.errors import ScenarioError, naming
 from simdist.scenario import Scenario
 from simdist.scenario.disturbances import Transient
-from simdist.settings.units import format_seconds, parse_fraction, parse_seconds
+from simdist.settings.units import format_seconds, parse_fraction, parse_option, parse_seconds
 from simdist.studies import facets
 from simdist.studies.comparison import compare
 from simdist.studies.measuring import ScheduleTimes
@@ -89,7 +89,7 @@ def _tolerances(
     """Print the tolerable rates of stragglers; return what draws them."""
     from simdist.studies.tolerable_rate import probability_text, tolerances
 
-    most_loss = common.parsed("--loss", loss, parse_fraction)
+    most_loss = parse_option("--loss", loss, parse_fraction)
     if not 0 < most_loss < 1:
         raise ScenarioError(f"--loss {loss}: write a share above 0% and below 100%, e.g. 5%")
     scenario = inputs.read_scenario(session, name)
@@ -120,7 +120,7 @@ def _tolerances(
 def _delay_s(scenario: Scenario, delay: str | None) -> float:
     """Return how late stragglers are."""
     if delay is not None:
-        delay_s = common.parsed("--delay", delay, parse_seconds)
+        delay_s = parse_option("--delay", delay, parse_seconds)
         if not delay_s:
             raise ScenarioError(f"--delay {delay}: write a time above 0 s, e.g. 100 ms")
         return delay_s

@@ -20,7 +20,7 @@ from simdist.learning.curves import TRAINING_LOSS, Target, parse_target
 from simdist.learning.training import TaskSetting, Trainer, describe
 from simdist.machine import free_memory_nbytes
 from simdist.scenario import Scenario
-from simdist.settings.units import parse_seconds
+from simdist.settings.units import parse_option, parse_seconds
 from simdist.studies.comparison import find_baseline
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class TrainingOptions:
             ScenarioError: There is no such task, or it has no such metric, or the limit is no time.
         """
         target = None if self.target is None else parse_target(self.target)
-        limit_s = common.parsed("--time-limit", self.time_limit, parse_seconds)
+        limit_s = parse_option("--time-limit", self.time_limit, parse_seconds)
         every = self.evaluate_every or math.ceil(scenario.steps / _EVALUATIONS)
         task = describe(str(self.task), every, seed=scenario.seed, time_limit_s=limit_s)
         (target or TRAINING_LOSS).check(task.metrics)

@@ -13,7 +13,7 @@ from simdist.scenario import Recorded, Scenario
 from simdist.scenario.checkpoint import Mode
 from simdist.scenario.workload import MAX_MICRO_BATCHES
 from simdist.settings.base import shown
-from simdist.settings.units import parse_factor, parse_fraction, parse_nbytes
+from simdist.settings.units import parse_factor, parse_fraction, parse_nbytes, parse_option
 from simdist.studies.imported_facts import facts_record, facts_text, not_compared
 from simdist.tuning import Constraints, Extras, TuneOptions, tune
 from simdist.tuning.candidates import permits, tried_kinds
@@ -104,8 +104,8 @@ def command(  # noqa: PLR0913 (one for each option)
             "--target, --task: write both, or neither and no other option of training; then step times decide"
         )
     texts = {"--max-bytes": max_bytes, "--memory": memory, "--host-memory": host_memory}
-    most = (math.inf if text is None else common.parsed(option, text, parse_nbytes) for option, text in texts.items())
-    density = None if min_density is None else common.parsed("--min-density", min_density, parse_fraction)
+    most = (math.inf if text is None else parse_option(option, text, parse_nbytes) for option, text in texts.items())
+    density = None if min_density is None else parse_option("--min-density", min_density, parse_fraction)
     if density == 0:
         raise ScenarioError("--min-density 0: nothing would be sent; write e.g. 0.001")
     passes = _counts("--micro-batches", "passes of a step, {}, such as 1,2,4", micro_batches, MAX_MICRO_BATCHES)
@@ -144,7 +144,7 @@ def _to_target(
     from simdist.tuning.racing import tune_to_target
 
     words = ["1"] if rates is None else rates.split(",")
-    factors = [*dict.fromkeys(common.parsed("--learning-rates", each, _factor) for each in words)]
+    factors = [*dict.fromkeys(parse_option("--learning-rates", each, _factor) for each in words)]
     task, target = asked.described(scenario)
     assert target
     with asked.trainer(session) as trainer:

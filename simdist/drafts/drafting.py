@@ -24,7 +24,7 @@ from simdist.scenario.by_name import find_file, read_cluster
 from simdist.scenario.scenario import Scenario
 from simdist.schedules.rivals import RARELY
 from simdist.settings.precision import Precision
-from simdist.settings.units import parse_fraction, parse_seconds
+from simdist.settings.units import parse_fraction, parse_option, parse_seconds
 from simdist.studies.columns import Column
 from simdist.studies.tables import table_text
 
@@ -407,7 +407,7 @@ class _Drafting:
         options = self.options
         if options.utilization is not None and options.forward is not None:
             raise ScenarioError("--utilization beside --forward: write one of them")
-        forward_s = None if options.forward is None else _parsed("--forward", options.forward, parse_seconds)
+        forward_s = None if options.forward is None else parse_option("--forward", options.forward, parse_seconds)
         self.model = count_model(name, shape=options.shape, device=options.device)
         for remark in self.model.counted["remarks"]:
             self.say(f"warning: {name}: {remark}")
@@ -456,7 +456,7 @@ class _Drafting:
             return described_jobs.workload_lines(job, [*more, *keys], self.output.parent)
 
         if options.forward is not None:
-            _parsed("--forward", options.forward, parse_seconds)
+            parse_option("--forward", options.forward, parse_seconds)
             interview.settings.append(Setting("forward pass", options.forward, "option --forward"))
             return "\n".join(text(WorkloadKey("forward", options.forward, "--forward")))
         if described_jobs.states_time(job):
@@ -573,7 +573,7 @@ class _Drafting:
         lines = ["workload:", f"  {_base(name, self.output)}  # {self._remark('workload')}"]
         forward = options.forward
         if forward is not None:
-            _parsed("--forward", forward, parse_seconds)
+            parse_option("--forward", forward, parse_seconds)
             interview.settings.append(Setting("forward pass", forward, "option --forward"))
             lines += [f"  forward: {forward}  # --forward; the backward pass takes twice as long unless stated"]
         elif not workload.has_seconds:
@@ -654,23 +654,11 @@ def _precision(text: str) -> Precision:
 
 
 def _straggler_rate(text: str) -> str:
-    _parsed("--straggler-rate", text, parse_fraction)
+    parse_option("--straggler-rate", text, parse_fraction)
     return text
 
 
 def _straggler_delay(text: str) -> str:
-    if not _parsed("--straggler-delay", text, parse_seconds):
+    if not parse_option("--straggler-delay", text, parse_seconds):
         raise ScenarioError("--straggler-delay: is 0: write a time, e.g. 200 ms, or --straggler-rate 0")
     return text
-
-
-def _parsed(option: str, text: str, parse: Callable[[object], _ValueT]) -> _ValueT:
-    """Return the value of an option.
-
-    Raises:
-        ScenarioError: `parse` refuses it.
-    """
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise ScenarioError(f"{option}: {error}") from None

@@ -24,9 +24,11 @@ from typing import Annotated, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, ValidationInfo
 
+from simdist.errors import ScenarioError
 from simdist.settings.base import FromFile, shown
 
 _End = TypeVar("_End", int, float)
+_ValueT = TypeVar("_ValueT")
 _PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY_PREFIXES = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -576,3 +578,15 @@ WholeRange: TypeAlias = Annotated[
     _ends_written(lambda number: number),
     Field(examples=[250]),
 ]
+
+
+def parse_option(option: str, text: str, parse: Callable[[object], _ValueT]) -> _ValueT:
+    """Return the value of an option of a command.
+
+    Raises:
+        ScenarioError: `parse` refuses it.
+    """
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ScenarioError(f"{option}: {error}") from None
