@@ -150,6 +150,11 @@ class Breakdown:
 
         return html_of(self)
 
+    def of_ranks(self, rows: NDArray[np.int64]) -> "Breakdown":
+        """Return the breakdown of all ranks, where rows stand for several: those of each rank, `[world_size]`."""
+        of_states = {f"{state}_s": getattr(self, f"{state}_s")[rows] for state in STATES}
+        return replace(self, **of_states)
+
     def links_per_step_s(self) -> dict[str, float]:
         """Return the seconds per step that links held ranks up, averaged over ranks and seeds; nothing without any."""
         means_s = {name: float(seconds.mean()) / self.n_steps for name, seconds in self.links_s.items()}
@@ -183,6 +188,15 @@ class _Open:
     def copy(self) -> "_Open":
         """Return the same spans, in lists of their own."""
         return _Open([*self.collectives], [*self.loads], [*self.saves], [*self.held])
+
+    def of_rows(self, rows: NDArray[np.int64]) -> "_Open":
+        """Return the same spans with other rows of ranks."""
+        return _Open(
+            [_Collective(each.index, *(at_s[rows] for at_s in each.times_s)) for each in self.collectives],
+            [(start_s[rows], end_s[rows]) for start_s, end_s in self.loads],
+            [(start_s[rows], end_s[rows]) for start_s, end_s in self.saves],
+            [(name, kind, start_s[rows], end_s[rows]) for name, kind, start_s, end_s in self.held],
+        )
 
     def later(self, by_s: _Times, n_instances: int) -> "_Open":
         """Return the same spans, with times and instances that count from later ones."""
@@ -223,6 +237,12 @@ class _Moment:
         self.last_end_s = {name: end_s - by_s for name, end_s in self.last_end_s.items()}
         self.open = self.open.later(by_s, n_instances)
 
+    def of_rows(self, rows: NDArray[np.int64]) -> "_Moment":
+        """Return the same moment with other rows of ranks."""
+        last_end_s = {name: end_s[rows] for name, end_s in self.last_end_s.items()}
+        open_spans = self.open.of_rows(rows)
+        return _Moment(self.compute_end_s[rows], self.queued_s[rows], self.has_several, last_end_s, open_spans)
+
     def digest(self) -> bytes:
         """Return what tells it from other moments."""
         parts: list[object] = [self.has_several, self.compute_end_s, self.queued_s]
@@ -244,6 +264,10 @@ class _Totals:
 
     def __init__(self, shape: tuple[int, int]) -> None:
         self.gap_s, self.comm_s, self.wait_s, self.io_s = (np.zeros(shape) for _ in range(4))
+
+    def take_rows(self, rows: NDArray[np.int64]) -> None:
+        """Take other rows of ranks."""
+        self.gap_s, self.comm_s, self.wait_s, self.io_s = (total_s[rows] for total_s in self.all)
 
     @property
     def all(self) -> tuple[_Times, _Times, _Times, _Times]:
@@ -272,8 +296,7 @@ class Attribution:
         shape = (world_size, n_seeds)
         self._totals = _Totals(shape)
         self._now = _Moment(np.zeros(shape), np.full(shape, -np.inf), has_several=False, last_end_s={}, open=_Open())
-        n_values = world_size * n_seeds
-        self._batch = _BATCH_VALUES // n_values if 0 < n_values <= _SMALL else 0
+        self._batch = _batch_of(world_size * n_seeds)
         self._gaps: list[tuple[_Times, _Times]] = []  # begin and end
         self._overlaps: list[tuple[int, _Collective]] = []  # number of a gap, and a collective that is open then
         self._begin_s: _Times = np.zeros(n_seeds)  # times count from here on
@@ -330,6 +353,18 @@ class Attribution:
         self._add_up()
         self._begin_s = self._begin_s + by_s
         self._now.turn(by_s, n_instances)
+
+    def split(self, rows: NDArray[np.int64]) -> None:
+        """Let ranks that had one row go on in several. No link is held up.
+
+        Args:
+            rows: The row before of each row from now on, `[n_rows]`.
+        """
+        self._add_up()
+        self._totals.take_rows(rows)
+        self._now = self._now.of_rows(rows)
+        self._batch = _batch_of(self._totals.gap_s.size)
+        self._known.clear()
 
     def repeat(self, key: Hashable, add: Callable[[], None]) -> None:
         """Take instances that may have come before. If they did, after an equal moment, they add as much.
@@ -478,6 +513,11 @@ class Attribution:
         self._now.open.loads = [each for each in self._now.open.loads if (each[1] > start_s).any()]
         self._now.open.saves = [each for each in self._now.open.saves if (each[1] > start_s).any()]
         self._now.open.held = [each for each in self._now.open.held if (each[-1] > start_s).any()]
+
+
+def _batch_of(n_values: int) -> int:
+    """Return how many gaps and parts of them are added up at once; 0: each at once, as they are large."""
+    return _BATCH_VALUES // n_values if 0 < n_values <= _SMALL else 0
 
 
 def side_by_side(seeds: Sequence[Breakdown]) -> Breakdown:
