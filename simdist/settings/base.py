@@ -253,7 +253,7 @@ def plain(value: object) -> object:
             return f"{float(value / np.timedelta64(1, 's'))!r} s"
         case np.generic():
             return value.item()
-        case str() | int() | float() | None:
+        case str() | int() | float() | None:  # most values
             return value
         case timedelta():
             return f"{value.total_seconds()!r} s"

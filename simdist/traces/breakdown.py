@@ -276,10 +276,16 @@ class _Totals:
 
 @dataclass(frozen=True, slots=True)
 class _Added:
-    """What some instances added to the totals, and the moment after them."""
+    """What some instances added to the totals, and the moments before and after them."""
 
     added_s: tuple[_Times, ...]
+    before: _Moment
     after: _Moment
+
+    def of_rows(self, rows: NDArray[np.int64]) -> "_Added":
+        """Return the same with other rows of ranks."""
+        added_s = tuple(each[rows] for each in self.added_s)
+        return _Added(added_s, self.before.of_rows(rows), self.after.of_rows(rows))
 
 
 class Attribution:
@@ -301,7 +307,7 @@ class Attribution:
         self._overlaps: list[tuple[int, _Collective]] = []  # number of a gap, and a collective that is open then
         self._begin_s: _Times = np.zeros(n_seeds)  # times count from here on
         self._seen: set[Hashable] = set()
-        self._known: dict[Hashable, _Added] = {}
+        self._known: dict[tuple[Hashable, bytes], _Added] = {}
 
     def add(self, index: int, template: Template, ready_s: _Times, start_s: _Times, end_s: _Times) -> None:
         """Take the times of the next instance."""
@@ -364,7 +370,8 @@ class Attribution:
         self._totals.take_rows(rows)
         self._now = self._now.of_rows(rows)
         self._batch = _batch_of(self._totals.gap_s.size)
-        self._known.clear()
+        known = [(key, each.of_rows(rows)) for (key, _), each in self._known.items()]
+        self._known = {(key, each.before.digest()): each for key, each in known}
 
     def repeat(self, key: Hashable, add: Callable[[], None]) -> None:
         """Take instances that may have come before. If they did, after an equal moment, they add as much.
@@ -388,13 +395,14 @@ class Attribution:
                 total_s += added_s
             self._now = known.after.copy()
             return
+        before = self._now.copy()
         before_s = [total_s.copy() for total_s in totals_s]
         add()
         self._add_up()
         if len(self._known) >= _MOST_REPETITIONS:
             self._known.clear()
         added = tuple(total_s - earlier_s for total_s, earlier_s in zip(totals_s, before_s, strict=True))
-        self._known[whole] = _Added(added, self._now.copy())
+        self._known[whole] = _Added(added, before, self._now.copy())
 
     def finish(self, n_steps: int) -> Breakdown:
         """Return the totals, after the last instance."""
@@ -507,9 +515,12 @@ class Attribution:
         if not self._now.has_several:
             self._now.open.collectives = [each for each in self._now.open.collectives if each.index > awaited]
         if self._now.has_several or len(self._now.open.collectives) > _MANY:
-            self._now.open.collectives = [
-                each for each in self._now.open.collectives if (unpacked(each.end_s, len(start_s)) > start_s).any()
-            ]
+            n_over = 0  # they end in their order
+            for each in self._now.open.collectives:
+                if (unpacked(each.end_s, len(start_s)) > start_s).any():
+                    break
+                n_over += 1
+            del self._now.open.collectives[:n_over]
         self._now.open.loads = [each for each in self._now.open.loads if (each[1] > start_s).any()]
         self._now.open.saves = [each for each in self._now.open.saves if (each[1] > start_s).any()]
         self._now.open.held = [each for each in self._now.open.held if (each[-1] > start_s).any()]
