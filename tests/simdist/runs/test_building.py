@@ -4,7 +4,7 @@ from simdist.runs.building import build
 from simdist.scenario import loads
 
 JOB = """\
-cluster: {{nodes: 2, gpus_per_node: 2, network: {{latency: {latency}}}}}
+cluster: {{nodes: 2, gpus_per_node: 2, fabric: ideal, network: {{latency: {latency}, bandwidth: 25 Gbit/s}}}}
 workload: {{tensors: [{{name: w, count: 1000}}], batch_size: 1, forward: 1 ms, backward: 2 ms}}
 schedules: [sync]
 steps: {steps}
