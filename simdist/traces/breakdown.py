@@ -505,7 +505,8 @@ class Attribution:
             _cut_save(gap.open, within(save.start_s), within(save.end_s), self._totals.io_s)
         for name, kind, start_s, end_s in gap.open.held:
             total_s = self._links_s.setdefault(name, np.zeros_like(self._totals.gap_s))
-            start_s, end_s = within(start_s), within(end_s)
+            start_s = within(start_s)
+            end_s = within(end_s)
             if kind == "comm":
                 total_s += end_s - start_s
             elif kind == "io":
