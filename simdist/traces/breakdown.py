@@ -472,9 +472,12 @@ class Attribution:
         if not self._now.has_several:
             self._now.open.collectives = [each for each in self._now.open.collectives if each.index > awaited]
         if self._now.has_several or len(self._now.open.collectives) > _MANY:
-            self._now.open.collectives = [
-                each for each in self._now.open.collectives if (unpacked(each.end_s, len(start_s)) > start_s).any()
-            ]
+            n_over = 0  # they end in their order
+            for each in self._now.open.collectives:
+                if (unpacked(each.end_s, len(start_s)) > start_s).any():
+                    break
+                n_over += 1
+            del self._now.open.collectives[:n_over]
         self._now.open.loads = [each for each in self._now.open.loads if (each[1] > start_s).any()]
         self._now.open.saves = [each for each in self._now.open.saves if (each[1] > start_s).any()]
         self._now.open.held = [each for each in self._now.open.held if (each[-1] > start_s).any()]
