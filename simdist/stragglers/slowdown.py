@@ -316,7 +316,7 @@ class _Analysis:
         return Kept(kinds=frozenset())
 
     def _step_s(self, kept: Sequence[Kept]) -> _Floats:
-        """Return the seconds of each step in each variant, `[n_steps, n_variants]`. Equal variants are replayed once."""
+        """Return the seconds of each step in each variant, `[n_steps, n_variants]`. Replay equal ones once."""
         replayed = [*map(self._as_replayed, kept)]
         places = {each: place for place, each in enumerate(dict.fromkeys(replayed))}
         distinct = [*places]
