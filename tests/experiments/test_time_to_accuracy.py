@@ -50,7 +50,6 @@ def test_the_page_shows_the_recorded_results(script):
         assert table in page
 
 
-@pytest.mark.slow
 def test_a_short_run_goes_through(tmp_path, monkeypatch):
     if missing := run.network.missing():
         pytest.skip(missing)

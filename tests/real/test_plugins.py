@@ -31,7 +31,6 @@ schedules: [{kind: 'node_sgd:NodeSGD', period: 4, algorithm: 'node_sgd:STAR'}]
 """
 
 
-@pytest.mark.slow
 def test_two_ranks_perform_it_and_the_measurement_is_validated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -48,7 +47,6 @@ def test_two_ranks_perform_it_and_the_measurement_is_validated(
     assert [row["schedule"] for row in found["rows"]] == ["node-4"]
 
 
-@pytest.mark.slow
 def test_a_model_learns_under_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

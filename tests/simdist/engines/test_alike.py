@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from engine_runs import alike, des
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from priced_runs import runs
+from tiers import examples
 from timeouts import within_cpu_s
 
 from simdist.cost import price
@@ -68,7 +69,7 @@ def same(trace, reference):
         )
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(runs())
 def test_all_times_are_those_of_the_ranks_one_by_one(run):
     plan, costs, drawn = run
@@ -106,7 +107,7 @@ def sharded_jobs(draw):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(sharded_jobs())
 def test_sharded_jobs_take_the_times_of_the_ranks_one_by_one(text):
     scenario = loads(text)
@@ -118,7 +119,7 @@ def test_sharded_jobs_take_the_times_of_the_ranks_one_by_one(text):
     same(trace, des.simulate(built.plan, built.costs, drawn))
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(sharded_jobs())
 def test_several_seeds_are_broken_down_like_their_traces(text):
     scenario = loads(text)

@@ -6,9 +6,10 @@ import numpy as np
 import plans
 import pytest
 from engine_runs import des, fast
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from priced_runs import WITHOUT_STORAGE, delays_of, runs, sharing
+from tiers import examples
 
 from simdist import scenario
 from simdist.cost import price
@@ -58,8 +59,7 @@ def states(trace):
     return np.stack([getattr(found, name)[:, 0] for name in STATES])
 
 
-@pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(runs().filter(lambda run: run[0].n_instances))
 def test_states_add_up_to_the_makespan_on_every_rank(run):
     trace = des.simulate(*run)
@@ -79,8 +79,7 @@ def saves_beside_gathers(plan):
     return any(isinstance(op, Save) for op in ops) and any(lane_of(op).name == "copy in comm" for op in ops)
 
 
-@pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(runs(op_kinds=WITHOUT_STORAGE).filter(lambda run: run[0].n_instances and not saves_beside_gathers(run[0])))
 def test_states_are_those_of_every_moment(run):
     """Without loads and saves: a collective that stands behind a computation may run while that one waits for a load.
@@ -92,7 +91,7 @@ def test_states_are_those_of_every_moment(run):
     np.testing.assert_allclose(states(trace), counted(trace), rtol=1e-9, atol=atol_s)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data())
 def test_states_of_schedules_are_those_of_every_moment(data):
     plan = data.draw(plans.schedule_plans().filter(lambda plan: not saves_beside_gathers(plan)))
