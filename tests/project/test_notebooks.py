@@ -60,10 +60,7 @@ def test_what_is_committed_has_captions_and_results_and_no_errors(name: str) -> 
     assert any(EXECUTION.has_figure(cell) for cell in notebook.cells)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in NAMES],
-)
+@each_notebook
 def test_a_notebook_runs_from_a_fresh_clone_and_prints_and_draws_what_is_committed(name: str, clone: Path) -> None:
     folder = clone / "notebooks"
     executed = EXECUTION.execute(TOOL.source(name, folder), folder)
