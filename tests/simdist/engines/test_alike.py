@@ -373,6 +373,25 @@ def test_steps_that_recur_add_as_much_to_a_breakdown_as_one_by_one(monkeypatch, 
         np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=0, atol=atol)
 
 
+@pytest.mark.parametrize("disturbance", [DISTURBANCES[3], DISTURBANCES[1].replace("5%", "1%")])
+def test_ranks_that_were_alike_so_far_have_one_row_of_a_breakdown(monkeypatch, disturbance):
+    """Ranks part when a straggler comes. Before, they have one row, and the breakdown is the same to the last bit."""
+    scenario = job(64, disturbance, schedule="{kind: hsdp, shard: 8}")
+    built = build(scenario, scenario.schedules[0])
+    drawn = DrawnDelays(delay_sampler(scenario, [1, 2]).take(scenario.steps))
+    expected = alike.measure(built.plan, built.costs, drawn, n_seeds=2)
+    monkeypatch.setattr("simdist.engines.alike._FEW_RANKS", 0)
+    n_rows = []
+    split = Attribution.split
+    monkeypatch.setattr(Attribution, "split", lambda self, rows: (n_rows.append(len(rows)), split(self, rows))[1])
+    again = DrawnDelays(delay_sampler(scenario, [1, 2]).take(scenario.steps))
+    found = alike.measure(built.plan, built.costs, again, n_seeds=2)
+    assert n_rows
+    assert n_rows[0] < built.plan.world_size
+    for name in ("makespan_s", *(f"{state}_s" for state in STATES)):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+
+
 def test_a_step_that_recurs_after_a_longer_one_begins_later():
     """All numbers are sums of powers of two, so the step after the delay is like the others to the last bit."""
     line = Link(latency_s=2**-10, bandwidth_Bps=2**20)
