@@ -26,6 +26,12 @@ def _finds_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer_in_forks(monkeypatch)
 
 
+@pytest.fixture
+def as_users_do(_finds_models: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count in an interpreter of its own."""
+    monkeypatch.setattr("simdist.jobs.asking.subprocess", subprocess)
+
+
 def count(name: str, **given: str) -> dict:
     found: dict = json.loads(json.dumps(count_model(f"{MODULE}:{name}", **given).document()))
     return found
@@ -95,9 +101,9 @@ def test_flops_are_those_of_a_sample_whatever_gives_it(name: str, shape: str, fl
     assert count(name, shape=shape)["flops"] == flops
 
 
-def test_compiled_model_is_counted_in_a_process_without_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an interpreter of its own, as for users: forks have loaded dynamo already, so they cannot leave it out."""
-    monkeypatch.setattr("simdist.jobs.asking.subprocess", subprocess)
+@pytest.mark.usefixtures("as_users_do")
+def test_compiled_model_is_counted() -> None:
+    """In an interpreter that switches dynamo off before it loads torch."""
     assert count("compiled")["flops"] == 24
 
 
@@ -115,7 +121,9 @@ def test_type_is_that_of_most_elements() -> None:
     assert "16 elements are float32: they count as bfloat16, the type of most" in found["remarks"]
 
 
+@pytest.mark.usefixtures("as_users_do")
 def test_values_are_there_where_they_are_asked_for(capsys) -> None:
+    """Not in a fork, whose standard output and standard error are one."""
     answer = init(capsys, f"{MODULE}:reads_values", "--device", "cpu", "--forward", "1 ms", "--batch-size", 1)
     assert answer.code == 0
     assert "weights add up to" in answer.err
