@@ -11,6 +11,7 @@ Whatever happens, nothing outlives the `with` block, and nothing else is touched
 """
 
 import functools
+import importlib
 import io
 import multiprocessing
 import os
@@ -184,10 +185,10 @@ def restarting(function: Callable[..., None], world_size: int, *args: object) ->
     elastic_launch(config, function)(*args)
 
 
-def train_in_forks(patch: pytest.MonkeyPatch) -> None:
-    """Let `simdist.learning.training` train in forks, instead of processes of `python -m real.learn`."""
+def answer_in_forks(patch: pytest.MonkeyPatch) -> None:
+    """Let programs that `simdist.jobs.asking` asks answer in forks, instead of interpreters that first load torch."""
 
-    def run_learn(
+    def run_program(
         command: Sequence[str],
         *,
         input: bytes,  # noqa: A002 (its name in `subprocess.run`)
@@ -195,21 +196,21 @@ def train_in_forks(patch: pytest.MonkeyPatch) -> None:
         timeout: float,
         env: dict[str, str],
     ) -> subprocess.CompletedProcess[bytes]:
-        assert command[1:] == ("-m", "real.learn")
+        option, module = command[1:]
+        assert option == "-m"
         assert capture_output
         with tempfile.TemporaryDirectory() as folder:
             answer = Path(folder, "answer")
-            ending = run(_learn, 1, input.decode(), str(answer), environ=env, timeout_s=timeout)[0]
+            given = (module, input.decode(), str(answer))
+            ending = run(_answer, 1, *given, environ=env, timeout_s=timeout)[0]
             return subprocess.CompletedProcess(command, ending.code, answer.read_bytes(), ending.output.encode())
 
-    used = SimpleNamespace(run=run_learn, TimeoutExpired=subprocess.TimeoutExpired)
-    patch.setattr("simdist.learning.training.subprocess", used)
+    patch.setattr("simdist.jobs.asking.subprocess", SimpleNamespace(run=run_program))
 
 
-def _learn(request: str, answer: str) -> None:
+def _answer(module: str, request: str, answer: str) -> None:
     sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
-    from real.learn import main
-
+    main = importlib.import_module(module).main
     with Path(answer).open("w", encoding="utf-8") as out:
         sys.exit(main(io.StringIO(request), out))
 

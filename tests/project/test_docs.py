@@ -313,7 +313,7 @@ def copied(folder: Path) -> Iterator[Player]:
     player = Player()
     try:
         with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
-            processes.train_in_forks(patch)
+            processes.answer_in_forks(patch)
             yield player
     finally:
         sys.path[:] = before
