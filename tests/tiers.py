@@ -5,7 +5,7 @@ in `costs.json` beside this file: `make costs` measures them. A test that is not
 
 | tier | tests |
 |---|---|
-| `check` | up to 0.2 CPU seconds, while one edits |
+| `check` | up to 0.1 CPU seconds, while one edits |
 | `test` | up to 1 CPU second, and the sentinels |
 | `ci` | all but those marked `full` |
 | `full` | all |
@@ -25,7 +25,7 @@ from hypothesis import settings
 TIERS = ("check", "test", "ci", "full")
 TABLE = Path(__file__).parent / "costs.json"
 # Largest cost of a test, and of all tests of the tier together, in CPU seconds. Two cores share the latter.
-LIMIT_S = {"check": 0.2, "test": 1.0}
+LIMIT_S = {"check": 0.1, "test": 1.0}
 BUDGET_S = {"check": 200.0, "test": 780.0, "ci": 2000.0}
 LEAST_LISTED_S = 0.1
 _SHARE = 10  # of the examples that hypothesis draws in `ci`, one in so many is drawn in the tiers below
@@ -51,6 +51,12 @@ def draw_for(tier: str) -> None:
 def is_drawn(item: pytest.Item) -> bool:
     """Return whether hypothesis draws the examples of a test."""
     return hasattr(getattr(item, "obj", None), "hypothesis")
+
+
+def name_of(item: pytest.Item) -> str:
+    """Return the node ID of a test, without the group that pytest-xdist adds to it."""
+    group = item.get_closest_marker("xdist_group")
+    return item.nodeid.removesuffix(f"@{group.args[0]}") if group else item.nodeid
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,7 @@ class Costs:
 
     def of_test(self, item: pytest.Item, tier: str) -> float:
         """Return what a test costs in a tier, in CPU seconds."""
-        cost = self.listed.get(item.nodeid, 0.0)
+        cost = self.listed.get(name_of(item), 0.0)
         return cost / _SHARE if tier in LIMIT_S and is_drawn(item) else cost
 
     def has(self, item: pytest.Item, tier: str) -> bool:
@@ -155,10 +161,10 @@ class Meter:
         begin_s = cpu_s()
         self._in_fixtures_s = 0.0
         done = yield
-        self.costs[item.nodeid] = max(0.0, cpu_s() - begin_s - self._in_fixtures_s)
+        self.costs[name_of(item)] = max(0.0, cpu_s() - begin_s - self._in_fixtures_s)
         for name, found in getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {}).items():
             if found[-1].scope != "function":
-                self._users[f"{found[-1].baseid}::{name}"].append(item.nodeid)
+                self._users[f"{found[-1].baseid}::{name}"].append(name_of(item))
         return done
 
     @pytest.hookimpl(wrapper=True)

@@ -14,6 +14,7 @@ def mutants():
         yield load_script(ROOT / "tools" / "mutants.py")
 
 
+@pytest.mark.sentinel
 def test_every_mutant_can_be_planted(mutants) -> None:
     assert mutants.stale(ROOT, mutants.MUTANTS) == []
 

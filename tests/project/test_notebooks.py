@@ -112,6 +112,7 @@ def pictured(*cells: str) -> nbformat.NotebookNode:
     return notebook
 
 
+@pytest.mark.sentinel
 def test_a_right_notebook_has_no_faults_and_equal_runs_give_equal_bytes(tmp_path: Path) -> None:
     runs = [executed(tmp_path, TITLE, DRAWING, CAPTION, "print('said')") for _ in range(2)]
     assert [RULES.faults(run) for run in runs] == [[], []]

@@ -68,6 +68,7 @@ def assert_equal(found: list[np.ndarray], expected: np.ndarray, tolerance: float
 # --- values ---
 
 
+@pytest.mark.sentinel
 def test_sync_between_copies_is_native_hsdp(four: Pool) -> None:
     found = four.run(sharded_loops.train, ShardedLoop(Sync(), TRAINING, N_STEPS))
     native = four.run(by_fully_shard, Sharded((2, 2)), TRAINING, N_STEPS)
@@ -102,6 +103,7 @@ def test_averages_come_late_and_after_a_warm_up(four: Pool) -> None:
     assert_equal(found, by_hand(how))
 
 
+@pytest.mark.sentinel
 def test_hierarchical_sgd_counts_copies(eight: Pool) -> None:
     schedule = HierarchicalSGD(levels={2: 2, 4: 4}, intra_node_gradients=False)
     found = eight.run(sharded_loops.train, ShardedLoop(schedule, TRAINING, 7))

@@ -514,6 +514,7 @@ with connect(timeout_s=100.0):
 """
 
 
+@pytest.mark.sentinel
 def test_an_error_ends_the_process_although_a_collective_still_waits() -> None:
     with (
         start([sys.executable, "-c", EXIT], 2, ranks=[0]) as failing,
