@@ -141,8 +141,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     costs = session.config.stash[METER].total()
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["costs"] = costs
-    elif session.config.option.costs:
-        tiers.Costs.of(costs).write(session.config.option.costs)
+    elif path := session.config.option.costs:
+        is_part = session.config.option.tier in tiers.LIMIT_S
+        (tiers.Costs.read(path).raised(costs) if is_part else tiers.Costs.of(costs)).write(path)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -1,7 +1,8 @@
 """Which tests run where people wait: tiers, from the measured CPU seconds of each test.
 
 A tier has all tests that cost no more than its limit, and the sentinels, which stand for a dearer kind. The costs stand
-in `costs.json` beside this file: `make costs` measures them. A test that is not in the table is cheap, or new.
+in `costs.json` beside this file: `make costs` measures them in `ci`, then raises them to what they are in the tiers
+below. A test that is not in the table is cheap, or new.
 
 | tier | tests |
 |---|---|
@@ -86,6 +87,16 @@ class Costs:
         listed = {name: round(cost, 2) for name, cost in measured.items() if cost >= LEAST_LISTED_S}
         cheap_s = math.fsum(cost for name, cost in measured.items() if name not in listed)
         return cls(round(cheap_s, 1), listed)
+
+    def raised(self, measured: Mapping[str, float]) -> "Costs":
+        """Return these costs, but those of a part of the tests where they are higher.
+
+        What several tests use is made by the first of them, which another part may lack.
+        """
+        listed = dict(self.listed)
+        for name, cost in Costs.of(measured).listed.items():
+            listed[name] = max(cost, listed.get(name, 0.0))
+        return Costs(self.cheap_s, listed)
 
     def write(self, path: Path = TABLE) -> None:
         """Write the table, sorted by file and name."""

@@ -49,6 +49,12 @@ def test_costs_are_written_and_read(tmp_path) -> None:
     assert tiers.Costs.read(tmp_path / "costs.json") == costs
 
 
+def test_costs_of_a_part_only_raise_those_of_all() -> None:
+    costs = tiers.Costs(5.0, {"uses what another test makes": 0.2, "makes it": 3.0})
+    found = costs.raised({"uses what another test makes": 2.9, "makes it": 0.5, "new": 0.4, "cheap": 0.01})
+    assert found == tiers.Costs(5.0, {"uses what another test makes": 2.9, "makes it": 3.0, "new": 0.4})
+
+
 def test_fewer_examples_are_drawn_where_people_wait(monkeypatch) -> None:
     monkeypatch.delenv("SIMDIST_FEW_EXAMPLES", raising=False)
     found = []
