@@ -93,6 +93,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Draw as many examples as the tier says, and measure what tests cost."""
+    os.environ.pop("PYTEST_ADDOPTS", None)  # has been read, and is not meant for what tests start
     tiers.draw_for(config.option.tier)
     config.stash[METER] = tiers.Meter()
     config.pluginmanager.register(config.stash[METER])
