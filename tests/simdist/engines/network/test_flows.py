@@ -345,6 +345,15 @@ def test_compiled_and_plain_have_the_same_bits(starts, capacity_Bps):
     assert rates_Bps[PLAIN] == rates_Bps[COMPILED]
 
 
+def test_what_numba_has_kept_of_another_source_is_not_looked_at(monkeypatch):
+    names = []
+    for source in ("def one(): ...", "def another(): ..."):
+        monkeypatch.setattr("inspect.getsource", lambda _, source=source: source)
+        functions = flows_module._compiled.__wrapped__()
+        names.append({functions[name].py_func.__qualname__ for name in ("act", "advance")})
+    assert names[0].isdisjoint(names[1])
+
+
 def test_flows_are_compiled_when_much_has_been_filled_and_nobody_can_tell():
     starts, capacity_Bps = loads(7, n_max=60)
     compiled = []
