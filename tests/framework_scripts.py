@@ -1,8 +1,9 @@
 """Scripts by Accelerate, Lightning and Hugging Face's Trainer, for ranks that are started as by torchrun.
 
-Each trains twice, as the tool does it and wrapped, and prints the largest difference of the parameters.
+Each prints "equal" at its end, or the largest difference of parameters that should be equal.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from user_scripts import N_STEPS, SCHEDULES, Way, batches, mlp, vector
 
 import real
@@ -22,6 +23,12 @@ QUIET = {
     "enable_progress_bar": False,
     "enable_model_summary": False,
 }
+
+
+def connect() -> None:
+    """Connect the ranks, unless a script before has done it."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
 
 
 def tell_difference(wrapped: np.ndarray, expected: np.ndarray) -> None:
@@ -54,7 +61,6 @@ def accelerate(way: str) -> None:
         return vector(module)
 
     tell_difference(train(own=False), train(own=True))
-    dist.destroy_process_group()
 
 
 def lightning(way: str) -> None:
@@ -77,7 +83,7 @@ def lightning(way: str) -> None:
                 return None  # all ranks leave this batch out
             return functional.cross_entropy(self.net(batch[0]), batch[1])
 
-    dist.init_process_group("gloo")
+    connect()
     task = Task()
     trainer = lightning.Trainer(
         accelerator="cpu",
@@ -90,7 +96,6 @@ def lightning(way: str) -> None:
     )
     trainer.fit(task, DataLoader([*batches()], batch_size=None))
     tell_difference(vector(task.net), by_torch("ddp" if way == "sync" else f"{way} by hand"))
-    dist.destroy_process_group()
 
 
 def by_torch(way_name: str) -> np.ndarray:
@@ -265,11 +270,135 @@ def lightning_resumed(folder: Path) -> None:
         made.fit(task, DataLoader(range(2 * N_STEPS)), DataLoader(range(1)), ckpt_path=resume_from)
         return vector(task.net)
 
-    dist.init_process_group("gloo")
+    connect()
     whole = train(None)
     dist.barrier()
     tell_difference(train(folder / "step=3.ckpt"), whole)
-    dist.destroy_process_group()
+
+
+def trainer_best(folder: Path) -> None:
+    """Loads the first of three checkpoints at the end, by a schedule whose last average is an update."""
+    from safetensors.torch import load_file
+    from transformers import Trainer, TrainingArguments
+
+    from real.frameworks.transformers import follow
+
+    made = Trainer(
+        model=Classifier(),
+        args=TrainingArguments(
+            output_dir=str(folder),
+            use_cpu=True,
+            max_steps=6,
+            per_device_train_batch_size=5,
+            learning_rate=0.1,
+            optim="sgd",
+            report_to=[],
+            save_steps=2,
+            eval_strategy="steps",
+            eval_steps=2,
+            load_best_model_at_end=True,
+            metric_for_best_model="eval_loss",
+            greater_is_better=True,  # the loss falls
+            disable_tqdm=True,
+        ),
+        train_dataset=samples(240),
+        eval_dataset=samples(20),
+    )
+    follow(made, SCHEDULES["diloco"])
+    made.train()
+    saved = load_file(folder / "checkpoint-2" / "model.safetensors")
+    tell_difference(vector(made.model), np.concatenate([saved[name].ravel() for name, _ in parameters(made.model)]))
+
+
+def parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [*module.named_parameters()]
+
+
+def lightning_streamed() -> None:
+    """Accumulates over two passes, of a stream of five batches: the last pass of an epoch is alone."""
+    import lightning
+    from lightning.pytorch.plugins.environments import LightningEnvironment
+
+    from real.frameworks.lightning import schedule_callback
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter([*batches(n_steps=5)])
+
+    class Task(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+        def training_step(self, batch: tuple[Tensor, Tensor], number: int) -> Tensor:
+            return functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def train(loader: DataLoader) -> np.ndarray:
+        task = Task()
+        made = lightning.Trainer(
+            accelerator="cpu",
+            devices=1,
+            plugins=[LightningEnvironment()],
+            max_epochs=2,
+            accumulate_grad_batches=2,
+            callbacks=[schedule_callback(SCHEDULES["sync"], network="net")],
+            **QUIET,
+        )
+        made.fit(task, loader)
+        assert made.global_step == 6
+        return vector(task.net)
+
+    connect()
+    of_known_length = train(DataLoader([*batches(n_steps=5)], batch_size=None))
+    tell_difference(train(DataLoader(Stream(), batch_size=None)), of_known_length)
+
+
+def lightning_monitored(folder: Path) -> None:
+    """Saves by a metric that falls on rank 0 and rises on the others, after each validation."""
+    import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.plugins.environments import LightningEnvironment
+
+    from real.frameworks.lightning import schedule_callback
+
+    class Task(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp()
+            self.n_validations = 0
+            self.validated = np.empty(0)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+        def training_step(self, batch: tuple[Tensor, Tensor], number: int) -> Tensor:
+            return functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def validation_step(self, _: int, number: int) -> None:
+            self.n_validations += 1
+            self.validated = vector(self.net)
+            self.log("metric", self.n_validations if dist.get_rank() else -self.n_validations)
+
+    connect()
+    task = Task()
+    saves = ModelCheckpoint(folder, monitor="metric", filename="best")
+    made = lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        plugins=[LightningEnvironment()],
+        max_epochs=3,
+        num_sanity_val_steps=0,
+        callbacks=[schedule_callback(LocalSGD(period=4), network="net"), saves],
+        **QUIET | {"enable_checkpointing": True},
+    )
+    made.fit(task, DataLoader([*batches(n_steps=5)], batch_size=None), DataLoader(range(1)))
+    dist.barrier()
+    saved = torch.load(folder / "best.ckpt", weights_only=False)["state_dict"]
+    found = np.concatenate([saved[f"net.{name}"].numpy().ravel() for name, _ in parameters(task.net)])
+    tell_difference(found, task.validated)
 
 
 def lightning_without_callback() -> None:
@@ -291,7 +420,7 @@ def lightning_without_callback() -> None:
         def on_train_start(self) -> None:
             self.end = real.wrap(self.net, self.optimizers(), LocalSGD(period=4)).close
 
-    dist.init_process_group("gloo")
+    connect()
     made = lightning.Trainer(
         accelerator="cpu",
         devices=1,
@@ -329,4 +458,57 @@ def accelerate_resumed(folder: Path) -> None:
     whole = train(None)
     dist.barrier()
     tell_difference(train(folder), whole)
+
+
+def accelerate_model(folder: Path) -> None:
+    """Saves the model only, between averages."""
+    from accelerate import Accelerator
+    from safetensors.torch import load_file
+
+    from real.frameworks.accelerate import follow
+
+    accelerator = Accelerator(cpu=True)
+    module = mlp()
+    optimizer = accelerator.prepare(torch.optim.SGD(module.parameters(), lr=0.1))
+    model = follow(accelerator, module, optimizer, LocalSGD(period=4))
+    for inputs, targets in batches(n_steps=3):
+        optimizer.zero_grad()
+        accelerator.backward(functional.cross_entropy(model(inputs), targets))
+        optimizer.step()
+    accelerator.save_model(model, folder)
+    check_average(module, "in a saved model")
+    accelerator.wait_for_everyone()
+    saved = load_file(folder / "model.safetensors")
+    tell_difference(vector(module), np.concatenate([saved[name].ravel() for name, _ in parameters(module)]))
+    model.close()
+
+
+# --- all scripts of a tool in the same processes, as its import takes a second or two ---
+
+OF_TOOL: dict[str, dict[str, Callable[[Path], None]]] = {
+    "accelerate": {
+        "sync": lambda _: accelerate("sync"),
+        "resumed": accelerate_resumed,
+        "model": accelerate_model,
+    },
+    "lightning": {
+        "sync": lambda _: lightning("sync"),
+        "local": lambda _: lightning("local"),
+        "resumed": lightning_resumed,
+        "streamed": lambda _: lightning_streamed(),
+        "monitored": lightning_monitored,
+        "without callback": lambda _: lightning_without_callback(),
+    },
+    "transformers": {
+        "sync": lambda folder: trainer("sync", folder),
+        "resumed": trainer_resumed,
+        "best": trainer_best,
+    },
+}
+
+
+def run_all(tool: str, folder: Path) -> None:
+    for name, script in OF_TOOL[tool].items():
+        print(f"--- {name}")
+        script(folder / name)
     dist.destroy_process_group()
