@@ -429,7 +429,7 @@ def leaves_a_batch_out(schedule: str, how: str) -> None:
     """Leave a batch out on rank 2 alone, without a word."""
     module = mlp()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    with real.wrap(module, optimizer, SCHEDULES[schedule], launch=real.Launch(timeout_s=5.0)) as worker:
+    with real.wrap(module, optimizer, SCHEDULES[schedule]) as worker:
         for step, (inputs, targets) in enumerate(batches(n_steps=8)):
             if worker.rank == 2 and step == 3 and how == "before":
                 continue
@@ -445,7 +445,7 @@ def calls_differ(calls: dict[int, dict[int, str]]) -> None:
     """Make calls of the worker before some steps, other ones on each rank: rank -> step -> call."""
     module = mlp()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    with real.wrap(module, optimizer, SCHEDULES["local"], launch=real.Launch(timeout_s=2.0)) as worker:
+    with real.wrap(module, optimizer, SCHEDULES["local"]) as worker:
         for step, (inputs, targets) in enumerate(batches(n_steps=8)):
             match calls[worker.rank].get(step):
                 case "average":

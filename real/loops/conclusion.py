@@ -56,6 +56,11 @@ class Conclusion:
         self._concluded = resuming.first_step
         self._has_warned = False
 
+    @property
+    def _common_step(self) -> int | None:
+        """The next step of all ranks. None if ranks sit steps out, as they then count different ones."""
+        return None if any(map(entering, self._plan.bodies)) else self._hooks.position.step
+
     def conclude(self, *, at_end: bool = False) -> None:
         """Write a checkpoint that is due after the last step. At the end of the loop, average."""
         step = self._hooks.position.step
@@ -69,7 +74,7 @@ class Conclusion:
             if ends:
                 self.is_ended = True
                 with self._leaving_early(step):
-                    self._connection.agree("the step at the end of the loop", str(step))
+                    self._connection.agree("the step at the end of the loop", str(step), before_step=step)
             if is_new and not is_last:
                 meets |= self.resuming.after(step, executor)
             if ends:
@@ -91,17 +96,21 @@ class Conclusion:
 
     def average(self, *, buffers: bool) -> None:
         """Replace the parameters by their means over the peers, and buffers by their means over all ranks."""
-        sits_out = any(map(entering, self._plan.bodies))  # then ranks count different steps
-        what = "the average" if sits_out else f"the average before step {self._hooks.position.step}"
+        step = self._common_step
+        what = "the average" if step is None else f"the average before step {step}"
         with self._model.staged():
-            average(self._connection, self._model.binding.parameter_buffers, self._peers, what=what)
+            average(self._connection, self._model.binding.parameter_buffers, self._peers, what=what, before_step=step)
         if buffers:
             floating = [each for each in self._model.module.buffers() if each.is_floating_point()]
-            average(self._connection, floating, everyone(self._connection), what=f"{what}, of buffers")
+            average(
+                self._connection, floating, everyone(self._connection), what=f"{what}, of buffers", before_step=step
+            )
 
     def warn_of_left_out(self) -> None:
         """Warn once if ranks have skipped different updates. All ranks take part."""
-        found = self._connection.exchange("updates that were left out", self._hooks.updates.left_out)
+        found = self._connection.exchange(
+            "updates that were left out", self._hooks.updates.left_out, before_step=self._common_step
+        )
         if len(set(found)) == 1 or self._has_warned:
             return
         self._has_warned = True

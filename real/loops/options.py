@@ -5,6 +5,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from real.checkpoints.rank_state import Stateful
+from real.processes.launch import START_TIMEOUT_S
 from real.programs.optimizers import MakeOptimizer, nesterov
 from real.watching.watch import Watching
 from simdist.errors import ScenarioError
@@ -81,6 +82,7 @@ class Launch:
     Args:
         ranks_per_node: Ranks of one machine, for a schedule. The default is torchrun's number.
         timeout_s: Limit for each wait for other ranks.
+        start_timeout_s: Limit for all ranks to call `wrap`, if it is longer than `timeout_s`.
 
     Raises:
         ScenarioError: A value is invalid.
@@ -88,10 +90,12 @@ class Launch:
 
     ranks_per_node: int | None = None
     timeout_s: float = 60.0
+    start_timeout_s: float = START_TIMEOUT_S
 
     def __post_init__(self) -> None:
-        if self.timeout_s <= 0:
-            raise ScenarioError(f"timeout_s={self.timeout_s}; write seconds, more than 0")
+        for name, limit_s in (("timeout_s", self.timeout_s), ("start_timeout_s", self.start_timeout_s)):
+            if limit_s <= 0:
+                raise ScenarioError(f"{name}={limit_s}; write seconds, more than 0")
 
 
 def check_groups(

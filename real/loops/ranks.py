@@ -62,7 +62,9 @@ def meet_peers(connection: Connection, groups: Sequence[tuple[int, ...]]) -> Pee
     return mine
 
 
-def average(connection: Connection, tensors: Iterable[Tensor], peers: Peers, *, what: str) -> None:
+def average(
+    connection: Connection, tensors: Iterable[Tensor], peers: Peers, *, what: str, before_step: int | None
+) -> None:
     """Replace tensors on the device by their means over the peers, unless these have equal tensors.
 
     All ranks take part, each with its peers.
@@ -72,6 +74,7 @@ def average(connection: Connection, tensors: Iterable[Tensor], peers: Peers, *, 
         tensors: Tensors of this rank.
         peers: The ranks whose mean is taken.
         what: Name of the average, the same on all ranks.
+        before_step: The step that follows on all ranks; None if ranks count different steps.
 
     Raises:
         RunError: A rank is missing, or at another average.
@@ -82,7 +85,7 @@ def average(connection: Connection, tensors: Iterable[Tensor], peers: Peers, *, 
         for piece in tensor.flatten().view(torch.uint8).split(_PIECE_NBYTES):
             hashed.update(piece.to("cpu", copy=True).numpy().data)  # memory that numpy sees could not be given back
     with connection.guard.explaining(what):
-        found = connection.exchange(what, hashed.hexdigest())
+        found = connection.exchange(what, hashed.hexdigest(), before_step=before_step)
         if len({found[rank] for rank in peers.ranks}) == 1:
             return
         if not dist.is_initialized():
@@ -120,12 +123,15 @@ def wait(connection: Connection, function: Callable[[], _T], doing: str) -> _T:
 
 
 @contextmanager
-def meet_ranks(device: torch.device, timeout_s: float, environ: Mapping[str, str] = os.environ) -> Iterator[Connection]:
+def meet_ranks(
+    device: torch.device, timeout_s: float, start_timeout_s: float, environ: Mapping[str, str] = os.environ
+) -> Iterator[Connection]:
     """Connect the ranks, unless the script has done so. In both cases, watch for failed ranks.
 
     Args:
         device: Device of the model.
         timeout_s: Limit for each wait for other ranks.
+        start_timeout_s: Limit for the start of all ranks, if it is longer.
         environ: Environment variables that torchrun has set.
 
     Raises:
@@ -136,10 +142,21 @@ def meet_ranks(device: torch.device, timeout_s: float, environ: Mapping[str, str
     where: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
     if dist.is_available() and dist.is_initialized():
         connected = connect_within(
-            _backend_for(device), device, timeout_s=timeout_s, environ=environ, exit_with_parent=by_torchrun
+            _backend_for(device),
+            device,
+            timeout_s=timeout_s,
+            start_timeout_s=start_timeout_s,
+            environ=environ,
+            exit_with_parent=by_torchrun,
         )
     else:
-        connected = connect(device=where, timeout_s=timeout_s, environ=environ, exit_with_parent=by_torchrun)
+        connected = connect(
+            device=where,
+            timeout_s=timeout_s,
+            start_timeout_s=start_timeout_s,
+            environ=environ,
+            exit_with_parent=by_torchrun,
+        )
     with connected as connection, _naming_who_failed(connection):
         if connection.device != device:
             raise RunError(

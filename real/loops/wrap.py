@@ -95,7 +95,7 @@ def wrap(  # noqa: PLR0913 (one for each option)
     device = device_of(module)
     optimizer = optimizer_of(module, optimizer)
     with ExitStack() as stack:
-        connection = stack.enter_context(meet_ranks(device, launch.timeout_s))
+        connection = stack.enter_context(meet_ranks(device, launch.timeout_s, launch.start_timeout_s))
         request = PlanRequest(
             module,
             optimizer,

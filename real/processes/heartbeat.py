@@ -194,19 +194,23 @@ class Guard:
         """The sentence that names the rank that failed first; empty while none is known."""
         return self._failure.cause
 
-    def start(self, timeout_s: float) -> None:
+    def start(self, timeout_s: float, start_timeout_s: float) -> None:
         """Call the roll, then watch.
 
+        Args:
+            timeout_s: limit for later waits, such as for a silent rank.
+            start_timeout_s: limit for the roll call.
+
         Raises:
-            RunError: a rank did not answer within `timeout_s`. The error names the missing ranks.
+            RunError: a rank did not answer the roll call in time. The error names the missing ranks.
         """
         self._timeout_s = timeout_s
         self._pulse.start()
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + start_timeout_s
         while not self._table.is_full.wait(0.05):
             self.check()
             if time.monotonic() > deadline_s:
-                raise RunError(self._absent(timeout_s))
+                raise RunError(self._absent(start_timeout_s))
 
     def check(self) -> None:
         """Raise RunError if this or another rank has failed."""
@@ -297,7 +301,7 @@ class Guard:
 
     def _outlast_others(self) -> None:
         """Keep the store until no rank needs it any more, or the timeout is over. Then say who is missing."""
-        counts = {rank: beat.count for rank, beat in self._table.beats.items()}
+        counts = self.beat_counts()
         ends_well = not self._failure
         deadline_s = time.monotonic() + self._timeout_s
         missing = self._need_store(counts)
@@ -335,6 +339,27 @@ class Guard:
     def compare_calls(self) -> str:
         """Name the calls of the ranks if they differ, or else the steps that they have begun; empty if all agree."""
         return compare_calls(self._known())
+
+    def beat_counts(self) -> dict[int, int]:
+        """Return the number of heartbeats of each rank so far."""
+        return {rank: beat.count for rank, beat in self._table.beats.items()}
+
+    def compare_with_passers(self, step: int, counts: Mapping[int, int]) -> str:
+        """Compare calls as `compare_calls` does if a rank will never come to the exchange in which this rank waits.
+
+        That is certain of a rank that has begun a step without an exchange that is before the step on all ranks.
+
+        Args:
+            step: The step that follows the exchange.
+            counts: `beat_counts()` of the beginning of the wait. The other ranks have to beat twice since.
+
+        Returns:
+            The differences; empty if no rank has passed the exchange.
+        """
+        others = self._table.others
+        has_passed = any((beat.step or 0) > step and beat.n_exchanges <= self.n_exchanges for beat in others)
+        is_current = all(_has_read(beat, counts) for beat in others if beat.state == "alive")
+        return self.compare_calls() if has_passed and is_current else ""
 
     def _known(self) -> dict[int, Heartbeat]:
         """Return the table with what this rank would send now."""

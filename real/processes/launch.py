@@ -29,9 +29,10 @@ from real.processes.rendezvous import RankPlace, StoreAccess, bounded, meet, mee
 from real.processes.signing import SignedStore
 from simdist.errors import RunError
 
-__all__ = ["Backend", "Connection", "RankPlace", "connect", "connect_within", "place"]
+__all__ = ["START_TIMEOUT_S", "Backend", "Connection", "RankPlace", "connect", "connect_within", "place"]
 
 Backend = Literal["gloo", "nccl"]
+START_TIMEOUT_S = 300.0  # as TCPStore of torch; one rank may load torch from a slow disk
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,21 @@ class Connection:
         dist.broadcast(token, src=0, group=self.group)
         return bytes(token.tolist())
 
-    def exchange(self, what: str, value: str) -> list[str]:
+    def exchange(self, what: str, value: str, *, before_step: int | None = None) -> list[str]:
         """Return the values of all ranks, by rank; all ranks must call this in the same order.
+
+        Args:
+            what: name of the exchange, the same on all ranks.
+            value: value of this rank.
+            before_step: step of the training loop that follows on all ranks. A rank that begins it without this
+                exchange ends the wait. With None, only the timeout does.
 
         Raises:
             RunError: names the missing ranks.
         """
         missing = list(range(self.place.world_size))
         number = next(self._numbers)  # the n-th calls of all ranks meet
+        counts = self.guard.beat_counts()
 
         def exchange() -> list[tuple[str, str, str]]:
             keys = [f"agree/{number}/{rank}" for rank in range(self.place.world_size)]
@@ -87,6 +95,8 @@ class Connection:
                 found = zip(come, self.store.multi_get([keys[rank] for rank in come]), strict=True)
                 texts |= {rank: text for rank, text in found if text is not None}
                 missing[:] = [rank for rank in missing if rank not in texts]
+                if missing and before_step is not None:
+                    self._check_passers(what, before_step, counts)
                 time.sleep(pause_s if missing else 0.0)
                 pause_s = min(0.1, pause_s * 1.5)
             return [tuple(json.loads(text)) for _, text in sorted(texts.items())]
@@ -107,13 +117,20 @@ class Connection:
             raise RunError(f"{what}: {name_calls(calls, {}) or name_calls(places, {})}: ranks run different code")
         return [answer for _, answer, _ in answers]
 
-    def agree(self, what: str, value: str) -> None:
+    def _check_passers(self, what: str, step: int, counts: Mapping[int, int]) -> None:
+        """Raise RunError if a rank has begun a step without the exchange before it."""
+        if differences := self.guard.compare_with_passers(step, counts):
+            raise RunError(f"{what}: {differences}")
+
+    def agree(self, what: str, value: str, *, before_step: int | None = None) -> None:
         """Compare a value over all ranks; all ranks must call this in the same order.
+
+        Args: see `exchange`.
 
         Raises:
             RunError: names the ranks with a different value, or the missing ranks.
         """
-        values = self.exchange(what, value)
+        values = self.exchange(what, value, before_step=before_step)
         common = max(values, key=values.count)
         if strays := [rank for rank, other in enumerate(values) if other != common]:
             found = ", ".join(f"{values[rank]!r} on rank {rank}" for rank in strays[:8])
@@ -134,6 +151,7 @@ def connect(
     backend: Literal["auto", "gloo", "nccl"] = "auto",
     device: Literal["auto", "cpu", "cuda"] = "auto",
     timeout_s: float = 60.0,
+    start_timeout_s: float = START_TIMEOUT_S,
     environ: Mapping[str, str] = os.environ,
     exit_with_parent: bool = False,
 ) -> Iterator[Connection]:
@@ -144,7 +162,8 @@ def connect(
     Args:
         backend: backend of the tensors; auto takes nccl if each rank of this machine has its own GPU, else gloo.
         device: device of the tensors; auto takes CUDA if available. Ranks may share a GPU under gloo.
-        timeout_s: for each wait for others: the store, the roll call, a collective.
+        timeout_s: for each wait for others, such as a collective.
+        start_timeout_s: for the start of all ranks, if it is longer: they load their libraries at different speeds.
         environ: environment set by torchrun.
         exit_with_parent: end this process when its parent is gone.
 
@@ -152,8 +171,9 @@ def connect(
         RunError: names the missing rank, or the missing requirement of this rank.
     """
     here = place(environ)
-    meeting = meet(here, environ, timeout_s)
-    with _guarded(here, meeting, timeout_s, exit_with_parent=exit_with_parent) as guard:
+    limits_s = timeout_s, max(timeout_s, start_timeout_s)
+    meeting = meet(here, environ, limits_s[1])
+    with _guarded(here, meeting, limits_s, exit_with_parent=exit_with_parent) as guard:
         chosen, where = _choose(here, backend, device)
         connection = Connection(here, where, chosen, guard, meeting.agreed, timeout_s)
         connection.agree("backend and device", f"{chosen} on {where.type}")
@@ -176,6 +196,7 @@ def connect_within(
     device: torch.device,
     *,
     timeout_s: float = 60.0,
+    start_timeout_s: float = START_TIMEOUT_S,
     environ: Mapping[str, str] = os.environ,
     exit_with_parent: bool = False,
 ) -> Iterator[Connection]:
@@ -185,6 +206,7 @@ def connect_within(
         backend: backend that moves tensors on `device` in the default group; gloo moves those of the host.
         device: device of the tensors.
         timeout_s: for each wait for others.
+        start_timeout_s: as for `connect`.
         environ: environment set by torchrun, if it has started the ranks.
         exit_with_parent: end this process when its parent is gone.
 
@@ -195,8 +217,9 @@ def connect_within(
     world_size = dist.get_world_size()
     per_node = int(environ.get("LOCAL_WORLD_SIZE", world_size))
     here = RankPlace(rank, world_size, int(environ.get("LOCAL_RANK", rank % per_node)), per_node)
-    meeting = meet_within(here, environ, timeout_s)
-    with _guarded(here, meeting, timeout_s, exit_with_parent=exit_with_parent) as guard:
+    limits_s = timeout_s, max(timeout_s, start_timeout_s)
+    meeting = meet_within(here, environ, limits_s[1])
+    with _guarded(here, meeting, limits_s, exit_with_parent=exit_with_parent) as guard:
         connection = Connection(here, device, backend, guard, meeting.agreed, timeout_s)
         connection.agree("backend and device", f"{backend} on {device.type}")
         _open_group(
@@ -208,7 +231,9 @@ def connect_within(
 
 
 @contextmanager
-def _guarded(here: RankPlace, meeting: StoreAccess, timeout_s: float, *, exit_with_parent: bool) -> Iterator[Guard]:
+def _guarded(
+    here: RankPlace, meeting: StoreAccess, limits_s: tuple[float, float], *, exit_with_parent: bool
+) -> Iterator[Guard]:
     guard = Guard(
         meeting.watch,
         here.rank,
@@ -218,7 +243,7 @@ def _guarded(here: RankPlace, meeting: StoreAccess, timeout_s: float, *, exit_wi
         exit_with_parent=exit_with_parent,
     )
     try:
-        guard.start(timeout_s)
+        guard.start(*limits_s)
         yield guard
     except BaseException as error:
         guard.fail(str(error) or type(error).__name__)

@@ -19,6 +19,7 @@ from simdist.tuning import Constraints, Extras, TuneOptions, tune
 from simdist.tuning.candidates import permits, tried_kinds
 from simdist.tuning.tuning import usual_global_every
 
+_INTERRUPTED = 130  # exit status
 _LINE_S = 2.0  # from one line of progress to the next, where there is no terminal
 _FEW_PERIODS = 10  # in fewer, a last one that is cut off saves a schedule an average that others pay for
 
@@ -89,13 +90,13 @@ def command(  # noqa: PLR0913 (one for each option)
     allow: tuple[str, ...],
     learning_rates: str | None,
     **more: Any,
-) -> None:
+) -> int:
     """Find the fastest schedule for a scenario, within limits.
 
     Simulates all candidate schedules, or those that a search picks if there are many. The best overall, and the best
     for each frequency of global synchronisation, are simulated again with fresh seeds; the table shows only these
-    results. If no schedule is faster, it says so and explains why. With --target and --task, it trains candidates and
-    finds the schedule that reaches the target first.
+    results. If no schedule is faster, it says so and explains why. Ctrl-C ends the search with the answer
+    so far. With --target and --task, it trains candidates and finds the schedule that reaches the target first.
     """
     asked = learn.TrainingOptions(**{each.name: more.pop(each.name) for each in fields(learn.TrainingOptions)})
     is_asked = learning_rates is not None or asked != learn.TrainingOptions()
@@ -117,17 +118,18 @@ def command(  # noqa: PLR0913 (one for each option)
     if (facts := scenario.imported) and (sentence := not_compared(scenario)):
         document = {"scenario": scenario.name, "change": False, "outcome": "not compared", "verdict": sentence}
         session.result(document | {"where": facts_record(facts)}, f"{facts_text(facts)}\n\n{sentence}.")
-        return
+        return 0
     _warn(session, scenario, wanted)
     if asked.target is not None:
         scenario = scenario.changed(steps=asked.steps or scenario.steps)
         _to_target(session, scenario, wanted, asked, learning_rates)
-        return
+        return 0
     with session.bar(line_every_s=_LINE_S) as bar, naming(name):
         tuned = tune(scenario, wanted, progress=bar.update)
     if tuned.runs.remark:
         session.say(f"warning: {name}: {tuned.runs.remark}")
     session.result(tuned.document(), tuned.text())
+    return 0 if tuned.search.is_complete else _INTERRUPTED
 
 
 def _counts(option: str, what: str, text: str | None, most: int) -> tuple[int, ...]:

@@ -129,7 +129,7 @@ class EventRun:
         if progress:
             progress(plan.n_steps)
         shape = -1, plan.world_size
-        ready_s, start_s, end_s = (np.array(rows, dtype=np.float64).reshape(shape) for rows in world.rows)
+        ready_s, start_s, end_s = (np.frombuffer(bytearray().join(rows)).reshape(shape) for rows in world.rows)
         links = world.cluster.recorder.table()
         trace = Trace(plan, ready_s, start_s, end_s, "simulated by des", links=links, late=world.first_come.late)
         return ended_with_its_last_result(trace)

@@ -443,9 +443,16 @@ def _step_faults(measured: Sequence[MeasuredStep]) -> list[Fault]:
 def _read_tensors(path: Path) -> tuple[Tensor, ...]:
     """Read a CSV of tensors; lines that begin with `#` are comments. ValueError tells what is wrong."""
     try:
-        lines = read_content(path).decode().splitlines()
+        text = read_content(path).decode()
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot read {shown(str(path))}: {error}") from None
+    return _parse_tensors(text, path)
+
+
+@functools.lru_cache(maxsize=32)  # scenarios of one study name the same few models
+def _parse_tensors(text: str, path: Path) -> tuple[Tensor, ...]:
+    """Return the tensors of a file with this text; `path` is for messages."""
+    lines = text.splitlines()
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
     header, *rows = list(csv.reader(line for _, line in numbered)) or [[]]
     if header not in (_COLUMNS, [*_COLUMNS, _ROWS]):

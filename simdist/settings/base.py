@@ -260,6 +260,8 @@ def plain(value: object) -> object:
             return f"{float(value / np.timedelta64(1, 's'))!r} s"
         case np.generic():
             return value.item()
+        case str() | int() | float() | None:  # most values, before the slow question for a protocol
+            return value
         case timedelta():
             return f"{value.total_seconds()!r} s"
         case os.PathLike():

@@ -14,13 +14,14 @@ The states add up to the makespan. `Attribution` computes them from the rows of 
 order. So the numpy engine does not need to keep a trace, and the same code measures both engines and the real backend.
 
 The compute stream runs in order, so all other states lie in the gaps between its operations. Each gap is cut with the
-intervals of the collectives and loads that are still open then. (If a compute operation itself waits for a load, not
-through its host, a later collective of the program that runs meanwhile counts as io.)
+intervals of the collectives and loads that are still open then. A compute operation may itself wait for a load or a
+save, not through its host. Then later collectives of the program can run in its gap, such as the gathers of the next
+sharded step. So such a gap stays open until no later collective can reach into it.
 """
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -48,6 +49,7 @@ STATES = ("compute", "comm", "wait", "io", "host")
 _SMALL = 512  # values of ranks and seeds; up to here, numpy takes longer to start than to compute
 _BATCH_VALUES = 16_384  # of gaps that are then cut at once; a core's cache holds them
 _MANY = 8  # open collectives; from here on, removing the finished ones pays off
+_MOST_GAPS = 8  # that later collectives may reach into; a job without collectives would keep all
 _MOST_SEEN = 512  # keys of instances that may come again
 _MOST_REPETITIONS = 64  # kept, with all that is open after them
 
@@ -172,26 +174,77 @@ class _Collective:
 
 
 @dataclass(slots=True)
+class _Transfer:
+    """A load or a save."""
+
+    index: int
+    start_s: _Times
+    end_s: _Times
+
+    def later(self, by_s: _Times, n_instances: int) -> "_Transfer":
+        return _Transfer(self.index - n_instances, self.start_s - by_s, self.end_s - by_s)
+
+
+@dataclass(slots=True)
 class _Open:
     """Spans that may still overlap the next gap of the compute stream."""
 
     collectives: list[_Collective] = field(default_factory=list)
-    loads: list[tuple[_Times, _Times]] = field(default_factory=list)
-    saves: list[tuple[_Times, _Times]] = field(default_factory=list)
+    loads: list[_Transfer] = field(default_factory=list)
+    saves: list[_Transfer] = field(default_factory=list)
     held: list[tuple[str, LaneKind, _Times, _Times]] = field(default_factory=list)
 
     def copy(self) -> "_Open":
         """Return the same spans, in lists of their own."""
         return _Open([*self.collectives], [*self.loads], [*self.saves], [*self.held])
 
+    def awaits_transfer(self, after: set[int]) -> bool:
+        """Tell whether one of these instances is a load or a save."""
+        return any(each.index in after for each in (*self.loads, *self.saves))
+
+    def parts(self) -> Iterator[object]:
+        """Yield what tells these spans from others."""
+        for collective in self.collectives:
+            yield from (collective.index, *collective.times_s)
+        for transfers in (self.loads, self.saves):
+            yield len(transfers)
+            for each in transfers:
+                yield from (each.index, each.start_s, each.end_s)
+        yield len(self.held)
+        for held in self.held:
+            yield from held
+
     def later(self, by_s: _Times, n_instances: int) -> "_Open":
         """Return the same spans, with times and instances that count from later ones."""
         return _Open(
             [each.later(by_s, n_instances) for each in self.collectives],
-            [(start_s - by_s, end_s - by_s) for start_s, end_s in self.loads],
-            [(start_s - by_s, end_s - by_s) for start_s, end_s in self.saves],
+            [each.later(by_s, n_instances) for each in self.loads],
+            [each.later(by_s, n_instances) for each in self.saves],
             [(name, kind, start_s - by_s, end_s - by_s) for name, kind, start_s, end_s in self.held],
         )
+
+
+@dataclass(slots=True)
+class _Gap:
+    """A gap of the compute stream into which later collectives of the program may reach.
+
+    Args:
+        begin_s: Its begin.
+        next_s: Its end.
+        open: Spans that overlap it. The last `n_later` collectives came after it in the program.
+        n_later: How many.
+    """
+
+    begin_s: _Times
+    next_s: _Times
+    open: _Open
+    n_later: int = 0
+
+    def copy(self) -> "_Gap":
+        return _Gap(self.begin_s, self.next_s, self.open.copy(), self.n_later)
+
+    def later(self, by_s: _Times, n_instances: int) -> "_Gap":
+        return _Gap(self.begin_s - by_s, self.next_s - by_s, self.open.later(by_s, n_instances), self.n_later)
 
 
 @dataclass(slots=True)
@@ -204,6 +257,7 @@ class _Moment:
         has_several: Whether several lanes communicate.
         last_end_s: End of the last operation on each lane, by its name.
         open: Spans that may still overlap a gap.
+        gaps: Gaps that later collectives may reach into.
     """
 
     compute_end_s: _Times
@@ -211,10 +265,13 @@ class _Moment:
     has_several: bool
     last_end_s: dict[str, _Times]
     open: _Open
+    gaps: list[_Gap] = field(default_factory=list)
 
     def copy(self) -> "_Moment":
         """Return the same moment, with collections of its own."""
-        return _Moment(self.compute_end_s, self.queued_s, self.has_several, dict(self.last_end_s), self.open.copy())
+        gaps = [each.copy() for each in self.gaps]
+        last_end_s = dict(self.last_end_s)
+        return _Moment(self.compute_end_s, self.queued_s, self.has_several, last_end_s, self.open.copy(), gaps)
 
     def turn(self, by_s: _Times, n_instances: int) -> None:
         """Count times and instances from later ones on."""
@@ -222,17 +279,16 @@ class _Moment:
         self.queued_s = self.queued_s - by_s
         self.last_end_s = {name: end_s - by_s for name, end_s in self.last_end_s.items()}
         self.open = self.open.later(by_s, n_instances)
+        self.gaps = [each.later(by_s, n_instances) for each in self.gaps]
 
     def digest(self) -> bytes:
         """Return what tells it from other moments."""
         parts: list[object] = [self.has_several, self.compute_end_s, self.queued_s]
         for name, end_s in self.last_end_s.items():
             parts += [name, end_s]
-        for each in self.open.collectives:
-            parts += [each.index, *each.times_s]
-        for kind in (self.open.loads, self.open.saves, self.open.held):
-            parts.append(len(kind))
-            parts += [part for each in kind for part in each]
+        parts += self.open.parts()
+        for gap in self.gaps:
+            parts += [gap.begin_s, gap.next_s, gap.n_later, *gap.open.parts()]
         found = hashlib.blake2b(digest_size=16)
         for part in parts:
             found.update(part.tobytes() if isinstance(part, np.ndarray) else f"{part};".encode())
@@ -301,9 +357,7 @@ class Attribution:
             ready_s, start_s, end_s = (unpacked(each, n_ranks) for each in (ready_s, start_s, end_s))
         if lane.kind == "compute":
             if template.after or not self._on_time:
-                self._cut(start_s)
-                if self._now.open.collectives or self._now.open.loads or self._now.open.saves or self._now.open.held:
-                    self._close({index - back for back in template.after}, start_s)
+                self._end_gap({index - back for back in template.after}, start_s)
             self._now.compute_end_s = end_s
         elif lane.kind == "comm":
             self._now.has_several = self._now.has_several or lane.name != COMM.name
@@ -313,12 +367,21 @@ class Attribution:
                 ready_s, start_s, end_s = (np.maximum(at_s, beyond_s) for at_s in (ready_s, start_s, end_s))
             self._now.open.collectives.append(_Collective(index, ready_s, start_s, end_s))
         elif lane.kind == "io":
-            self._now.open.loads.append((start_s, end_s))
+            self._now.open.loads.append(_Transfer(index, start_s, end_s))
         elif lane.kind == "save":
-            self._now.open.saves.append((start_s, end_s))
+            self._now.open.saves.append(_Transfer(index, start_s, end_s))
         if self._held and lane.kind not in ("host", "compute"):
             for name, seconds in self._held(index, template):
                 self._now.open.held.append((name, lane.kind, np.maximum(end_s - seconds, start_s), end_s))
+        if self._now.gaps and lane.kind == "comm":
+            self._reach_back()
+
+    def _end_gap(self, after: set[int], start_s: _Times) -> None:
+        """End a gap by a compute operation that waited for `after`."""
+        spans = self._now.open
+        self._cut(start_s, stays=spans.awaits_transfer(after))
+        if spans.collectives or spans.loads or spans.saves or spans.held:
+            self._close(after, start_s)
 
     def turn(self, by_s: _Times, n_instances: int) -> None:
         """Count times from a later moment on, and instances from a later one on.
@@ -373,6 +436,8 @@ class Attribution:
             self._now.compute_end_s - self._totals.gap_s, 0.0
         )  # rounding can leave -1e-18, as for the host
         self._cut(finish_s)
+        for gap in self._now.gaps:
+            self._settle(gap)
         self._add_up()
         host_s = self._totals.gap_s - self._totals.comm_s - self._totals.wait_s - self._totals.io_s
         return Breakdown(
@@ -386,8 +451,13 @@ class Attribution:
             links_s=self._links_s,
         )
 
-    def _cut(self, next_s: _Times) -> None:
-        """Distribute the gap from the end of the last compute operation to `next_s`."""
+    def _cut(self, next_s: _Times, *, stays: bool = False) -> None:
+        """Distribute the gap from the end of the last compute operation to `next_s`.
+
+        Args:
+            next_s: Its end.
+            stays: Whether later collectives may reach into it.
+        """
         begin_s = self._now.compute_end_s
         if self._batch:
             self._overlaps += [(len(self._gaps), each) for each in self._now.open.collectives]
@@ -397,20 +467,52 @@ class Attribution:
         else:
             self._totals.gap_s += next_s - begin_s
             self._cut_collectives(begin_s, next_s)
-        for start_s, end_s in self._now.open.loads:
-            self._cut_transfer(_clip(start_s, begin_s, next_s), _clip(end_s, begin_s, next_s), self._totals.io_s)
-        for start_s, end_s in self._now.open.saves:
-            self._cut_save(_clip(start_s, begin_s, next_s), _clip(end_s, begin_s, next_s), self._totals.io_s)
-        for name, kind, start_s, end_s in self._now.open.held:
+        if not stays:
+            self._cut_transfers(_Gap(begin_s, next_s, self._now.open))
+            return
+        self._now.gaps.append(_Gap(begin_s, next_s, self._now.open.copy()))
+        if len(self._now.gaps) > _MOST_GAPS:
+            self._settle(self._now.gaps.pop(0))
+
+    def _reach_back(self) -> None:
+        """Add the newest collective to the gaps that it reaches into, and settle those that no later one can."""
+        newest = self._now.open.collectives[-1]
+        ready_s, end_s = (unpacked(at_s, len(self._totals.gap_s)) for at_s in (newest.ready_s, newest.end_s))
+        for gap in self._now.gaps:
+            if (ready_s < gap.next_s).any():
+                gap.open.collectives.append(newest)
+                gap.n_later += 1
+        while self._now.gaps and (end_s >= self._now.gaps[0].next_s).all():
+            self._settle(self._now.gaps.pop(0))
+
+    def _settle(self, gap: _Gap) -> None:
+        """Distribute what waited for later collectives: their parts of a gap, and those of loads and saves."""
+        self._add_up()
+        n_earlier = len(gap.open.collectives) - gap.n_later
+        for each in gap.open.collectives[n_earlier:]:
+            times_s = (unpacked(at_s, len(self._totals.gap_s)) for at_s in each.times_s)
+            wait_s, comm_s = _cut_out(gap.begin_s, gap.next_s, *times_s)
+            self._totals.wait_s += wait_s
+            self._totals.comm_s += comm_s
+        self._cut_transfers(gap)
+
+    def _cut_transfers(self, gap: _Gap) -> None:
+        """Distribute a gap over loads, saves, and links that held instances up."""
+        within = partial(_clip, low_s=gap.begin_s, high_s=gap.next_s)
+        for load in gap.open.loads:
+            _cut_transfer(gap.open, within(load.start_s), within(load.end_s), self._totals.io_s)
+        for save in gap.open.saves:
+            _cut_save(gap.open, within(save.start_s), within(save.end_s), self._totals.io_s)
+        for name, kind, start_s, end_s in gap.open.held:
             total_s = self._links_s.setdefault(name, np.zeros_like(self._totals.gap_s))
-            start_s = _clip(start_s, begin_s, next_s)
-            end_s = _clip(end_s, begin_s, next_s)
+            start_s = within(start_s)
+            end_s = within(end_s)
             if kind == "comm":
                 total_s += end_s - start_s
             elif kind == "io":
-                self._cut_transfer(start_s, end_s, total_s)
+                _cut_transfer(gap.open, start_s, end_s, total_s)
             else:
-                self._cut_save(start_s, end_s, total_s)
+                _cut_save(gap.open, start_s, end_s, total_s)
 
     def _cut_collectives(self, begin_s: _Times, next_s: _Times) -> None:
         """Distribute a gap over collectives, without unpacking their times. Most lie before the gap, or within it."""
@@ -435,21 +537,6 @@ class Attribution:
                 in_blocks = total_s.reshape(n_blocks, -1, n_seeds)
                 in_blocks += part_s
 
-    def _cut_save(self, free_s: _Times, end_s: _Times, total_s: _Times) -> None:
-        """Add the part of a save that neither loads nor collectives cover."""
-        for load_start_s, load_end_s in self._now.open.loads:
-            self._cut_transfer(free_s, _clip(load_start_s, free_s, end_s), total_s)
-            free_s = _clip(load_end_s, free_s, end_s)
-        self._cut_transfer(free_s, end_s, total_s)
-
-    def _cut_transfer(self, free_s: _Times, end_s: _Times, total_s: _Times) -> None:
-        """Add the part of a span that no collective covers, piece by piece; a difference of sums can be below 0."""
-        for each in self._now.open.collectives:
-            ready_s, over_s = (unpacked(at_s, len(total_s)) for at_s in (each.ready_s, each.end_s))
-            total_s += _clip(ready_s, free_s, end_s) - free_s
-            free_s = _clip(over_s, free_s, end_s)
-        total_s += end_s - free_s
-
     def _add_up(self) -> None:
         """Add the gaps of a batch, and the parts that collectives cover, to the totals, in their order."""
         if not self._gaps:
@@ -472,11 +559,14 @@ class Attribution:
         if not self._now.has_several:
             self._now.open.collectives = [each for each in self._now.open.collectives if each.index > awaited]
         if self._now.has_several or len(self._now.open.collectives) > _MANY:
-            self._now.open.collectives = [
-                each for each in self._now.open.collectives if (unpacked(each.end_s, len(start_s)) > start_s).any()
-            ]
-        self._now.open.loads = [each for each in self._now.open.loads if (each[1] > start_s).any()]
-        self._now.open.saves = [each for each in self._now.open.saves if (each[1] > start_s).any()]
+            n_over = 0  # they end in their order
+            for each in self._now.open.collectives:
+                if (unpacked(each.end_s, len(start_s)) > start_s).any():
+                    break
+                n_over += 1
+            del self._now.open.collectives[:n_over]
+        self._now.open.loads = [each for each in self._now.open.loads if (each.end_s > start_s).any()]
+        self._now.open.saves = [each for each in self._now.open.saves if (each.end_s > start_s).any()]
         self._now.open.held = [each for each in self._now.open.held if (each[-1] > start_s).any()]
 
 
@@ -520,6 +610,23 @@ def _in_blocks(times: _Times, n_blocks: int, n_ranks: int) -> _Times:
     return unpacked(times, n_ranks).reshape(n_blocks, -1, times.shape[1])
 
 
+def _cut_save(spans: _Open, free_s: _Times, end_s: _Times, total_s: _Times) -> None:
+    """Add the part of a save that neither loads nor collectives cover."""
+    for load in spans.loads:
+        _cut_transfer(spans, free_s, _clip(load.start_s, free_s, end_s), total_s)
+        free_s = _clip(load.end_s, free_s, end_s)
+    _cut_transfer(spans, free_s, end_s, total_s)
+
+
+def _cut_transfer(spans: _Open, free_s: _Times, end_s: _Times, total_s: _Times) -> None:
+    """Add the part of a span that no collective covers, piece by piece; a difference of sums can be below 0."""
+    for each in spans.collectives:
+        ready_s, over_s = (unpacked(at_s, len(total_s)) for at_s in (each.ready_s, each.end_s))
+        total_s += _clip(ready_s, free_s, end_s) - free_s
+        free_s = _clip(over_s, free_s, end_s)
+    total_s += end_s - free_s
+
+
 def _clip(at_s: _Times, low_s: _Times, high_s: _Times) -> _Times:
     return np.asarray(np.minimum(np.maximum(at_s, low_s), high_s))
 
@@ -544,8 +651,6 @@ def _add_in_order(total_s: _Times, seconds: _Times) -> None:
 
 def break_down(trace: Trace, held: Held | None = None) -> Breakdown:
     """Return the time of each rank of a trace by state, and the part that misbehaving links added.
-
-    A gather of a sharded step that runs while the computation before it waits for a checkpoint counts as `io_s`.
 
     Raises:
         TraceError: An operation did not run on some rank.

@@ -74,6 +74,7 @@ class Searched:
         n_candidates: Legal candidates that keep to the constraints on exchanges.
         excluded: Number of candidates that each constraint excluded.
         n_illegal: Number of candidates that the schedules or the scenario refused.
+        is_complete: False if Ctrl-C ended the search.
     """
 
     runs: Runs
@@ -83,6 +84,7 @@ class Searched:
     n_candidates: int
     excluded: Counter[str]
     n_illegal: int
+    is_complete: bool = True
 
     @property
     def n_evaluated(self) -> int:
@@ -125,6 +127,7 @@ class Tuned:
             steps (int): Steps of each run, and a few more to complete a period.
             recorded_steps, block_steps (int or null): Steps of the recording, if any, and how many stay together.
             constraints (object): "The constraints of a search".
+            complete (bool): False if Ctrl-C ended the search before all candidates were tried.
             candidates, evaluated, illegal (int): Legal schedules that exchange as often as required; plans simulated;
                 candidates that do not fit the cluster.
             excluded (object): Option -> candidates (int) that broke it.
@@ -144,6 +147,7 @@ class Tuned:
             "block_steps": recording.block_steps if recording else None,
             "baseline": self.baseline.schedule.name,
             "constraints": asdict(self.constraints),
+            "complete": self.search.is_complete,
             **picked(self.search, "excluded", candidates="n_candidates", evaluated="n_evaluated", illegal="n_illegal"),
             "change": verdict.winner is not None,
             **picked(verdict, "outcome", "reasons", verdict="sentence"),
@@ -200,6 +204,8 @@ class Tuned:
         tried = f"{n_tried:,} {plural(n_tried, 'plan')} of {self.search.n_candidates:,} candidates tried"
         if not n_tried:
             tried = "no candidate keeps to the limits"
+        if not self.search.is_complete:
+            tried = f"search interrupted, incomplete: {tried}"
         again = f"finalists again with {n_seeds} other {plural(n_seeds, 'seed')}; " if scenario.is_random else ""
         about = f"{scenario.name}: {scenario.cluster.world_size:,} ranks"
         runs = f"runs of {scenario.steps:,} steps or a few more"

@@ -288,6 +288,8 @@ def simulate_entrants(
     Args and errors are those of `tune_to_target`.
     """
     found = simulate_candidates(scenario, wanted, progress=trainer.progress)
+    if not found.is_complete:
+        raise KeyboardInterrupt  # a race without all entrants answers nothing
     if found.nearest:
         breaches = broken(found.nearest.facts, wanted.constraints)
         raise ScenarioError(f"{scenario.name}: {nothing_keeps(found.nearest.schedule, breaches)}")

@@ -5,6 +5,7 @@ seen. Only the second numbers are reported as results.
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -17,7 +18,7 @@ from simdist.runs.memory import not_counted
 from simdist.scenario import AnyScenario, Scenario, load
 from simdist.schedules import Schedule, Sync
 from simdist.settings.base import plural
-from simdist.settings.units import format_nbytes
+from simdist.settings.units import format_nbytes, format_seconds
 from simdist.studies import measuring
 from simdist.studies.comparison import find_baseline, find_label
 from simdist.studies.draws import with_draws
@@ -76,6 +77,8 @@ class TuneOptions:
 def simulate_candidates(scenario: Scenario, wanted: TuneOptions, *, progress: Progress | None = None) -> Searched:
     """Simulate candidates with the seeds of the search: all, or as many as the budget allows.
 
+    Ctrl-C ends the search. The candidates simulated so far are then the result, unless there are none.
+
     Args:
         scenario: The scenario to tune. Its recorded disturbances are resampled.
         wanted: The request.
@@ -105,21 +108,41 @@ def simulate_candidates(scenario: Scenario, wanted: TuneOptions, *, progress: Pr
         return measuring.step_times_s(its, built, n_seeds=n_seeds) / n_parts
 
     evaluator = Evaluator(runs, constraints, times_s)
+    so_far: dict[int, Evaluated] = {}  # by identity: equal plans share one
 
     def evaluate(candidate: Candidate) -> Evaluated | None:
         if progress:
-            progress("search", min(evaluator.n_simulated, n_expected), n_expected)
-        return evaluator.evaluate(candidate)
+            progress(_best_so_far(so_far.values()), min(evaluator.n_simulated, n_expected), n_expected)
+        evaluated = evaluator.evaluate(candidate)
+        if evaluated is not None:
+            so_far[id(evaluated)] = evaluated
+        return evaluated
 
     baseline = evaluator.baseline(base)
-    evaluated = search(found, evaluate, budget=budget, seed=wanted.seed)
+    is_complete = True
+    try:
+        evaluated = search(found, evaluate, budget=budget, seed=wanted.seed)
+    except KeyboardInterrupt:
+        if not so_far:
+            raise
+        evaluated = list(so_far.values())
+        is_complete = False
     n_illegal = found.n_illegal + evaluator.n_illegal
     excluded = found.excluded + evaluator.excluded
     if not (evaluated or excluded):
         raise _none_is_legal(drawn, n_illegal, found.refusal or evaluator.refusal)
     is_broken = not evaluated and broken(baseline.facts, constraints)
     nearest = evaluator.nearest(found.broken) if is_broken else None
-    return Searched(runs, baseline, tuple(evaluated), nearest, len(found.candidates), excluded, n_illegal)
+    n_candidates = len(found.candidates)
+    return Searched(runs, baseline, tuple(evaluated), nearest, n_candidates, excluded, n_illegal, is_complete)
+
+
+def _best_so_far(evaluated: Collection[Evaluated]) -> str:
+    """Return the name of the stage of progress, with the fastest candidate so far."""
+    if not evaluated:
+        return "search"
+    best = min(evaluated, key=lambda each: each.step_s)
+    return f"search, best so far {best.schedule.name}, {format_seconds(best.step_s)}"
 
 
 def _check_memory(scenario: Scenario, limit_nbytes: float) -> None:
@@ -159,6 +182,8 @@ def _check_global_every(scenario: Scenario, global_every: int) -> None:
 
 def tune(scenario: AnyScenario, wanted: TuneOptions | None = None, *, progress: Progress | None = None) -> Tuned:
     """Find the fastest schedule that keeps to the constraints.
+
+    Ctrl-C during the search ends it: see `simulate_candidates`. The finalists are still simulated again.
 
     Args:
         scenario: The scenario to tune, or what `simdist.scenario.load` takes for one. Its recorded

@@ -34,3 +34,5 @@ def test_groups_refuse_values_as_they_are_made() -> None:
         real.Checkpointing("saved", every=0)
     with pytest.raises(ScenarioError, match=r"^timeout_s=0; write seconds, more than 0$"):
         real.Launch(timeout_s=0)
+    with pytest.raises(ScenarioError, match=r"^start_timeout_s=-1; write seconds, more than 0$"):
+        real.Launch(start_timeout_s=-1)

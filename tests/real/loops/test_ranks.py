@@ -8,6 +8,7 @@ from pathlib import Path
 import loops
 import pytest
 from processes import run, start, torchrun_forks
+from timeouts import TIMEOUT_S
 from trainings import Training
 
 torch = pytest.importorskip("torch")
@@ -19,16 +20,15 @@ SOON_S = 4.0  # for what is meant to be late
 START_S = 20.0
 
 
-def train(how: str, timeout_s: float, stray: int = 1) -> None:
+def train(how: str, timeout_s: float, stray: int = 1, start_timeout_s: float = TIMEOUT_S) -> None:
     """Train in the script's process group; in step 3 one rank goes wrong."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     if how == "never wraps" and rank == stray:
         time.sleep(60.0)
     module, optimizer = Training().make()
-    with real.wrap(
-        module, optimizer, loops.SMALL_BUCKETS, n_steps=6, launch=real.Launch(timeout_s=timeout_s)
-    ) as worker:
+    launch = real.Launch(timeout_s=timeout_s, start_timeout_s=start_timeout_s)
+    with real.wrap(module, optimizer, loops.SMALL_BUCKETS, n_steps=6, launch=launch) as worker:
         for step in worker.steps():
             if step == 3:
                 print("at step 3")
@@ -109,7 +109,7 @@ def test_a_rank_that_stands_still_ends_the_others_although_they_wait_in_a_collec
 
 @pytest.mark.parametrize(("stray", "message"), [(0, "rank 0 has not come within"), (1, "rank 1 has not answered")])
 def test_a_rank_that_never_wraps_is_named(stray: int, message: str) -> None:
-    with start(train, 3, "never wraps", SOON_S, stray) as ranks:
+    with start(train, 3, "never wraps", SOON_S, stray, SOON_S) as ranks:
         endings = ranks.wait([rank for rank in (0, 1, 2) if rank != stray])
     for ending in endings.values():
         assert ending.code == 1

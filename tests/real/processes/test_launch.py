@@ -20,7 +20,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from processes import places, run, start, torchrun_forks  # noqa: E402
-from timeouts import await_end  # noqa: E402
+from timeouts import TIMEOUT_S, await_end  # noqa: E402
 
 from real.processes import heartbeat  # noqa: E402
 from real.processes.beats import Heartbeat  # noqa: E402
@@ -34,8 +34,8 @@ SOON_S = 2.0  # for what is meant to be late; ranks have START_S to meet, as the
 START_S = 20.0
 
 
-def meet(timeout_s: float = 20.0) -> None:
-    with connect(timeout_s=timeout_s) as connection:
+def meet(start_timeout_s: float = TIMEOUT_S) -> None:
+    with connect(timeout_s=min(START_S, start_timeout_s), start_timeout_s=start_timeout_s) as connection:
         ones = torch.ones(3, device=connection.device)
         dist.all_reduce(ones)
         connection.agree("plan", "abc")
@@ -334,7 +334,7 @@ def test_an_old_beat_that_is_written_again_is_no_sign_of_life() -> None:
 
 def test_a_process_that_stood_still_does_not_blame_the_store() -> None:
     guard = Guard(SignedStore(dist.HashStore(), b"secret"), 0, 1, store_at="here", store_rank=None)
-    guard.start(START_S)
+    guard.start(START_S, START_S)
     guard._pulse._last_s = 0.0
     guard.find_stuck_store(0.2)
     assert guard.cause == ""
@@ -343,7 +343,7 @@ def test_a_process_that_stood_still_does_not_blame_the_store() -> None:
 
 def test_a_store_that_does_not_answer_is_blamed_before_the_ranks_that_it_keeps_from_coming(monkeypatch) -> None:
     guard = Guard(SignedStore(dist.HashStore(), b"secret"), 0, 1, store_at="here", store_rank=None)
-    guard.start(START_S)
+    guard.start(START_S, START_S)
     with pytest.raises(RunError, match="rank 3 has not come"):
         bounded(partial(time.sleep, 1.0), 0.05, lambda: "rank 3 has not come", guard)
     monkeypatch.setattr(heartbeat, "_SETTLE_S", -1.0)  # then the last beat was too long ago
@@ -373,7 +373,7 @@ def two() -> Iterator[list[Connection]]:
     late = HeldUp(store.store, store.secret, threading.Event())
     guards = [Guard(store, rank, 2, store_at="here") for rank in (0, 1)]
     with ThreadPoolExecutor() as pool:
-        [*pool.map(lambda guard: guard.start(START_S), guards)]
+        [*pool.map(lambda guard: guard.start(START_S, START_S), guards)]
     yield [
         Connection(RankPlace(rank, 2, rank, 2), torch.device("cpu"), "gloo", guards[rank], stores, START_S)
         for rank, stores in enumerate((store, late))
@@ -419,6 +419,33 @@ def test_the_host_of_the_store_waits_for_no_rank_that_goes_on_alone_after_the_la
     assert capfd.readouterr().err == ""
     with pytest.raises(RunError, match=r"barrier 'later': rank 0 \(.*, which hosts the store at here, has left"):
         raise other.guard.explain(RuntimeError("Failed to recv, got 0 bytes"), "barrier 'later'")
+
+
+def test_a_rank_that_begins_a_step_without_the_exchange_before_it_ends_the_wait_of_the_others(
+    two: list[Connection],
+) -> None:
+    waiting, passer = two
+    waiting.guard.step, passer.guard.step = 4, 5
+    with (
+        waiting.guard.calling("called worker.average() before step 4"),
+        pytest.raises(
+            RunError,
+            match=r"^the average: rank 0 called worker\.average\(\) before step 4, rank 1 did not \(at step 4\)",
+        ),
+    ):
+        waiting.exchange("the average", "a", before_step=4)
+
+
+@pytest.mark.parametrize(("step", "n_exchanges"), [(4, 0), (5, 1)], ids=["is before the step", "has been there"])
+def test_a_rank_that_is_late_or_has_been_there_does_not_end_the_wait(
+    two: list[Connection], step: int, n_exchanges: int
+) -> None:
+    waiting, other = two
+    waiting.guard.step, other.guard.step, other.guard.n_exchanges = 4, step, n_exchanges
+    counts = waiting.guard.beat_counts()
+    while n_beats(waiting, 1) < counts[1] + 3:
+        time.sleep(0.05)
+    assert waiting.guard.compare_with_passers(4, counts) == ""
 
 
 def test_the_host_of_the_store_says_who_is_missing_when_it_leaves_after_the_timeout(
@@ -522,7 +549,7 @@ def test_a_run_restarted_by_torchrun_meets_anew(tmp_path: Path) -> None:
 
 @contextmanager
 def connected(port: int) -> Iterator[None]:
-    with connect(timeout_s=2.0, environ=places(0, 1, port)):
+    with connect(environ=places(0, 1, port)):
         yield
 
 

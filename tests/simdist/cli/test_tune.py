@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from commandline import SMALL, edited, write
 
+from simdist.cli import main
 from simdist.cli import tune as tune_command
 from simdist.cli.common import CliSession
 from simdist.errors import ScenarioError
 from simdist.scenario import loads
+from simdist.tuning.evaluating import Evaluator
 
 QUICK = {"seeds": 4, "search_seeds": 2, "global_every": 2}
 
@@ -162,3 +164,19 @@ def test_delays_of_steps_with_more_micro_batches_are_spoken_of_where_there_are_s
     text = SMALL[: SMALL.index("disturbances:")] + f"disturbances: [{disturbance}]\nschedules: [{{kind: sync}}]\n"
     _, err = tune(capsys, write(tmp_path / "job.yaml", text), only="sync", micro_batches="1,2")
     assert ("delays are drawn per step" in err) == is_said
+
+
+def test_interrupted_search_prints_an_incomplete_answer_and_exits_with_130(capsys, monkeypatch, scenario):
+    evaluate = Evaluator.evaluate
+
+    def interrupted(evaluator, candidate):
+        if evaluator.n_simulated == 3:
+            raise KeyboardInterrupt
+        return evaluate(evaluator, candidate)
+
+    monkeypatch.setattr(Evaluator, "evaluate", interrupted)
+    arguments = ["tune", str(scenario), "--seeds", "2", "--search-seeds", "1", "--global-every", "2"]
+    assert main(arguments) == 130
+    assert "search interrupted, incomplete: 3 plans of 10 candidates tried" in " ".join(capsys.readouterr().out.split())
+    assert main([*arguments, "--json"]) == 130
+    assert json.loads(capsys.readouterr().out)["complete"] is False

@@ -12,10 +12,9 @@ from priced_runs import WITHOUT_STORAGE, delays_of, runs, sharing
 
 from simdist import scenario
 from simdist.cost import price
-from simdist.plan import AllReduce, Backward, Buffer, Copy, Forward, Load, Plan, Save, Wait
+from simdist.plan import AllReduce, Backward, Buffer, Copy, Forward, Load, Plan, Wait
 from simdist.plan.group import Group
 from simdist.plan.lanes import COMM, COMPUTE
-from simdist.plan.ops import lane_of
 from simdist.plan.walk import Template, walk
 from simdist.runs.building import build, delay_sampler, delays
 from simdist.scenario.cluster import Cluster, Disk, Link, Storage
@@ -70,23 +69,10 @@ def test_states_add_up_to_the_makespan_on_every_rank(run):
     assert sum(found.per_step_s(name.removesuffix("_s"))[0] for name in STATES) == pytest.approx(found.step_s[0])
 
 
-def saves_beside_gathers(plan):
-    """Tell whether gathers of the next step may run while the computation before them waits for a checkpoint.
-
-    `break_down` counts such a gather as `io_s`, the state of the computation. Sharded schedules write such plans.
-    """
-    ops = [op for body in plan.bodies for op in body]
-    return any(isinstance(op, Save) for op in ops) and any(lane_of(op).name == "copy in comm" for op in ops)
-
-
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
-@given(runs(op_kinds=WITHOUT_STORAGE).filter(lambda run: run[0].n_instances and not saves_beside_gathers(run[0])))
+@given(runs(op_kinds=WITHOUT_STORAGE).filter(lambda run: run[0].n_instances))
 def test_states_are_those_of_every_moment(run):
-    """Without loads and saves: a collective that stands behind a computation may run while that one waits for a load.
-
-    Of schedules, only those of `saves_beside_gathers` write such plans: see the next test.
-    """
     trace = des.simulate(*run)
     atol_s = 1e-12 * max(1.0, trace.makespan_s)  # the borders of moments are rounded
     np.testing.assert_allclose(states(trace), counted(trace), rtol=1e-9, atol=atol_s)
@@ -95,7 +81,7 @@ def test_states_are_those_of_every_moment(run):
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_states_of_schedules_are_those_of_every_moment(data):
-    plan = data.draw(plans.schedule_plans().filter(lambda plan: not saves_beside_gathers(plan)))
+    plan = data.draw(plans.schedule_plans())
     storage = Storage(latency_s=1e-3, bandwidth_Bps=1e6)
     line = Link(latency_s=1e-5, bandwidth_Bps=1e8)
     tensors = tuple(Tensor(name=str(number), count=1) for number in range(plans.N_TENSORS))
@@ -105,6 +91,24 @@ def test_states_of_schedules_are_those_of_every_moment(data):
     )
     trace = des.simulate(plan, price(plan, cluster, workload), data.draw(delays_of(plan)))
     np.testing.assert_allclose(states(trace), counted(trace), rtol=1e-9, atol=1e-12)
+
+
+def test_gather_of_the_next_step_beside_a_wait_for_a_checkpoint_is_communication():
+    """The copy of a checkpoint waits until the one before it is written. The first gather of the next step does not."""
+    chosen = scenario.loads(
+        "cluster: {preset: ideal, nodes: 1, fabric: {latency: 10 us, bandwidth: 1 GB/s}, "
+        "storage: {latency: 1 ms, bandwidth: 100 MB/s}}\n"
+        "workload: {preset: resnet18, forward: 20 ms, backward: 35 ms}\n"
+        "checkpoint: {every: 1, what: parameters, mode: async}\n"
+        "schedules: [{kind: fsdp}]\nsteps: 4\n"
+    )
+    built = build(chosen, chosen.schedules[0])
+    drawn = delays(chosen)
+    trace = des.simulate(built.plan, built.costs, drawn)
+    found = states(trace)
+    np.testing.assert_allclose(found, counted(trace), rtol=1e-12, atol=1e-12)
+    measured = fast.measure(built.plan, built.costs, delay_sampler(chosen, [0]), n_seeds=1)
+    np.testing.assert_allclose([getattr(measured, name)[:, 0] for name in STATES], found, rtol=1e-12, atol=1e-12)
 
 
 BUFFERS = (

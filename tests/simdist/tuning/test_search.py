@@ -20,6 +20,7 @@ from simdist.tuning import Constraints, Extras, TuneOptions, tune, verdict
 from simdist.tuning.evaluating import Evaluated, Evaluator
 from simdist.tuning.searching import search, starts
 from simdist.tuning.space import Space, space
+from simdist.tuning.tuning import simulate_candidates
 from simdist.tuning.verdict import culprits
 
 TRANSIENT = "{kind: transient, probability: 10%, delay: 50 ms}"
@@ -399,3 +400,31 @@ def test_nobody_is_called_late_in_every_step_of_a_few(tmp_path):
         scenario = small().changed(disturbances=[played], steps=n_steps)
         reasons = tune(scenario, TuneOptions(Constraints(1), Extras(only=("local_sgd",)), **FEW)).verdict.reasons
         assert sum("persistent straggler" in each for each in reasons) == n_told
+
+
+def test_interrupted_search_answers_with_the_candidates_so_far():
+    shown = []
+
+    def interrupt(what, done, _):
+        shown.append(what)
+        if what.startswith("search") and done == 3:
+            raise KeyboardInterrupt
+
+    options = TuneOptions(Constraints(8), n_seeds=2, n_search_seeds=1)
+    found = simulate_candidates(small(LONGER), options, progress=interrupt)
+    whole = simulate_candidates(small(LONGER), options)
+    assert not found.is_complete
+    assert whole.is_complete
+    first = whole.evaluated[:3]
+    assert [each.schedule for each in found.evaluated] == [each.schedule for each in first]
+    best = min(first, key=lambda each: each.step_s)
+    assert shown[-1].startswith(f"search, best so far {best.schedule.name}, ")
+
+
+def test_search_interrupted_before_the_first_candidate_has_no_answer():
+    def interrupt(what, *_):
+        if what == "search":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate_candidates(small(LONGER), TuneOptions(Constraints(8)), progress=interrupt)
