@@ -78,7 +78,8 @@ def follow(
 
 def _save_averages(accelerator: "Accelerator", worker: Worker) -> None:
     """Average before `save_state` and `save_model`, and save the wrapped model under the names of its own tensors."""
-    state_dict_of, save_model = accelerator.get_state_dict, accelerator.save_model
+    state_dict_of = accelerator.get_state_dict
+    save_model = accelerator.save_model
 
     def get_state_dict(model: nn.Module, unwrap: bool = True) -> dict[str, Tensor]:
         return in_memory_of_its_own(state_dict_of(worker.module if model is worker else model, unwrap))
