@@ -108,7 +108,11 @@ def _command(**given: Any) -> None:
     share_cores(here.local_world_size)
     with (
         connect(
-            backend=options.backend, device=options.device, timeout_s=options.timeout_s, exit_with_parent=True
+            backend=options.backend,
+            device=options.device,
+            timeout_s=options.timeout_s,
+            start_timeout_s=options.timeout_s,
+            exit_with_parent=True,
         ) as connection,
         connection.guard.ending_on_sigterm(),
     ):

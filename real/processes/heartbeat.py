@@ -301,9 +301,10 @@ class Guard:
 
     def _outlast_others(self) -> None:
         """Keep the store until no rank needs it any more, or the timeout is over. Then say who is missing."""
-        counts = self.beat_counts()
         ends_well = not self._failure
         deadline_s = time.monotonic() + self._timeout_s
+        self._pulse.await_beat(self._timeout_s)  # beats that it then finds new have read the final message
+        counts = self.beat_counts()
         missing = self._need_store(counts)
         while missing and self._pulse.is_alive and time.monotonic() < deadline_s:
             self._pulse.await_beat(0.1)

@@ -22,7 +22,6 @@ from simdist.schedules.base import Schedule
 
 _INDENT = "  "
 _MOST_COLUMNS = 100  # of a line with braces
-_MOST_COLUMNS = 100  # of a line with braces
 _MOST_MOVES = 100_000  # of a file
 
 

@@ -1,6 +1,7 @@
 """Nothing hangs: each way in which ranks fail to meet, or fail later, ends in one error that names the rank."""
 
 import json
+import math
 import os
 import signal
 import socket
@@ -10,7 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -355,22 +356,56 @@ def test_a_store_that_does_not_answer_is_blamed_before_the_ranks_that_it_keeps_f
 # --- the end of a job ---
 
 
-@dataclass(frozen=True)
-class HeldUp(SignedStore):
-    """A connection to the store whose reads of exchanges stand still, as those of a rank that swaps."""
+class Gate:
+    """Holds up calls, as a machine does that swaps."""
 
-    let_go: threading.Event
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._n_allowed = math.inf
+        self._n_waiting = 0
+
+    def __call__(self) -> None:
+        with self._changed:
+            self._n_waiting += 1
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: self._n_allowed > 0, START_S)
+            self._n_allowed -= 1
+            self._n_waiting -= 1
+
+    def allow(self, n: float) -> None:
+        """Let this many calls through from now on."""
+        with self._changed:
+            self._n_allowed = n
+            self._changed.notify_all()
+
+    def await_caller(self) -> None:
+        """Wait until a call is held up."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._n_waiting > 0 and self._n_allowed == 0, START_S)
+
+
+@dataclass(frozen=True)
+class GatedStore(SignedStore):
+    """A connection to the store that can be held up."""
+
+    reads: Gate = field(default_factory=Gate)
+    writes: Gate = field(default_factory=Gate)
 
     def multi_get(self, keys):
-        assert self.let_go.wait(START_S)
+        self.reads()
         return super().multi_get(keys)
+
+    def set(self, key, text):
+        self.writes()
+        super().set(key, text)
 
 
 @pytest.fixture
 def two() -> Iterator[list[Connection]]:
     """Two ranks of one process that have met. Rank 0 hosts the store, rank 1 is held up in exchanges."""
     store = SignedStore(dist.HashStore(), b"")
-    late = HeldUp(store.store, store.secret, threading.Event())
+    late = GatedStore(store.store, store.secret)
+    late.reads.allow(0)
     guards = [Guard(store, rank, 2, store_at="here") for rank in (0, 1)]
     with ThreadPoolExecutor() as pool:
         [*pool.map(lambda guard: guard.start(START_S, START_S), guards)]
@@ -378,14 +413,14 @@ def two() -> Iterator[list[Connection]]:
         Connection(RankPlace(rank, 2, rank, 2), torch.device("cpu"), "gloo", guards[rank], stores, START_S)
         for rank, stores in enumerate((store, late))
     ]
-    late.let_go.set()
+    late.reads.allow(math.inf)
     for guard in reversed(guards):
         guard.leave()
 
 
 def let_go(late: Connection) -> None:
-    assert isinstance(late.store, HeldUp)
-    late.store.let_go.set()
+    assert isinstance(late.store, GatedStore)
+    late.store.reads.allow(math.inf)
 
 
 def n_beats(connection: Connection, rank: int) -> int:
@@ -419,6 +454,41 @@ def test_the_host_of_the_store_waits_for_no_rank_that_goes_on_alone_after_the_la
     assert capfd.readouterr().err == ""
     with pytest.raises(RunError, match=r"barrier 'later': rank 0 \(.*, which hosts the store at here, has left"):
         raise other.guard.explain(RuntimeError("Failed to recv, got 0 bytes"), "barrier 'later'")
+
+
+def test_the_host_of_the_store_waits_for_beats_that_began_after_its_final_message() -> None:
+    memory = dist.HashStore()
+    here, there = GatedStore(memory, b""), GatedStore(memory, b"")
+    host, other = (Guard(store, rank, 2, store_at="here") for rank, store in enumerate((here, there)))
+    with ThreadPoolExecutor() as pool:
+        [*pool.map(lambda guard: guard.start(START_S, START_S), (host, other))]
+        here.writes.allow(0)
+        here.writes.await_caller()  # it writes that it lives
+        leaving = pool.submit(host.leave)
+        while not host._pulse._wake.is_set():  # it waits for a beat
+            time.sleep(0.01)
+        here.writes.allow(1)
+        here.writes.await_caller()  # it has read the table, and writes its final message
+        begin = other._pulse.n_beats
+        while other._pulse.n_beats < begin + 3:  # these beats have not seen it
+            time.sleep(0.01)
+        there.reads.allow(0)
+        there.reads.await_caller()
+        here.reads.allow(0)
+        here.writes.allow(math.inf)
+        here.reads.await_caller()
+        while not host._pulse._wake.is_set():  # it waits for further beats
+            time.sleep(0.01)
+        begin = host._pulse.n_beats
+        here.reads.allow(math.inf)
+        while host._pulse.n_beats < begin + 9 and not leaving.done():
+            time.sleep(0.01)
+        has_left = leaving.done()
+        there.reads.allow(math.inf)
+        leaving.result(START_S)
+    assert not has_left
+    assert other._table.beats[0].state == "done"
+    other.leave()
 
 
 def test_a_rank_that_begins_a_step_without_the_exchange_before_it_ends_the_wait_of_the_others(
