@@ -1,12 +1,13 @@
 """Scripts by Accelerate, Lightning and Hugging Face's Trainer, for ranks that are started as by torchrun.
 
-Each prints "equal" at its end, or the largest difference of parameters that should be equal.
+Each checks what it has computed. `run_all` runs those of one tool, and names each that has passed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from user_scripts import N_STEPS, SCHEDULES, Way, batches, mlp, vector
 
 import real
+from simdist.errors import RunError
 from simdist.schedules import LocalSGD
 
 QUIET = {
@@ -31,8 +33,8 @@ def connect() -> None:
         dist.init_process_group("gloo")
 
 
-def tell_difference(wrapped: np.ndarray, expected: np.ndarray) -> None:
-    print("equal" if np.allclose(wrapped, expected, rtol=0, atol=1e-6) else np.abs(wrapped - expected).max())
+def check_equal(found: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
 def accelerate(way: str) -> None:
@@ -60,7 +62,7 @@ def accelerate(way: str) -> None:
             model.close()
         return vector(module)
 
-    tell_difference(train(own=False), train(own=True))
+    check_equal(train(own=False), train(own=True))
 
 
 def lightning(way: str) -> None:
@@ -95,7 +97,7 @@ def lightning(way: str) -> None:
         **QUIET,
     )
     trainer.fit(task, DataLoader([*batches()], batch_size=None))
-    tell_difference(vector(task.net), by_torch("ddp" if way == "sync" else f"{way} by hand"))
+    check_equal(vector(task.net), by_torch("ddp" if way == "sync" else f"{way} by hand"))
 
 
 def by_torch(way_name: str) -> np.ndarray:
@@ -165,7 +167,7 @@ def trainer(way: str, folder: Path) -> None:
         return vector(module)
 
     wrapped = train(wrapped=True)
-    tell_difference(wrapped, train(wrapped=False))
+    check_equal(wrapped, train(wrapped=False))
 
 
 # --- saves, evaluations and restarts between averages ---
@@ -224,7 +226,7 @@ def trainer_resumed(folder: Path) -> None:
 
     whole = train(None)
     dist.barrier()
-    tell_difference(train(str(folder / "checkpoint-3")), whole)
+    check_equal(train(str(folder / "checkpoint-3")), whole)
 
 
 def lightning_resumed(folder: Path) -> None:
@@ -245,9 +247,8 @@ def lightning_resumed(folder: Path) -> None:
             return torch.optim.SGD(self.net.parameters(), lr=0.1)
 
         def training_step(self, _: int, number: int) -> Tensor:
-            inputs, targets = self.batches[
-                number
-            ]  # a trainer that resumes knows the number, and begins its loader anew
+            # A trainer that resumes knows the number, and begins its loader anew.
+            inputs, targets = self.batches[number]
             return functional.cross_entropy(self.net(inputs), targets)
 
         def validation_step(self, _: int, number: int) -> None:
@@ -273,7 +274,7 @@ def lightning_resumed(folder: Path) -> None:
     connect()
     whole = train(None)
     dist.barrier()
-    tell_difference(train(folder / "step=3.ckpt"), whole)
+    check_equal(train(folder / "step=3.ckpt"), whole)
 
 
 def trainer_best(folder: Path) -> None:
@@ -306,12 +307,12 @@ def trainer_best(folder: Path) -> None:
     )
     follow(made, SCHEDULES["diloco"])
     made.train()
-    saved = load_file(folder / "checkpoint-2" / "model.safetensors")
-    tell_difference(vector(made.model), np.concatenate([saved[name].ravel() for name, _ in parameters(made.model)]))
+    check_saved(load_file(folder / "checkpoint-2" / "model.safetensors"), made.model)
 
 
-def parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [*module.named_parameters()]
+def check_saved(saved: Mapping[str, Tensor], module: nn.Module) -> None:
+    """Check that a file has the parameters of a module, under their names."""
+    check_equal(np.concatenate([saved[name].numpy().ravel() for name, _ in module.named_parameters()]), vector(module))
 
 
 def lightning_streamed() -> None:
@@ -353,7 +354,7 @@ def lightning_streamed() -> None:
 
     connect()
     of_known_length = train(DataLoader([*batches(n_steps=5)], batch_size=None))
-    tell_difference(train(DataLoader(Stream(), batch_size=None)), of_known_length)
+    check_equal(train(DataLoader(Stream(), batch_size=None)), of_known_length)
 
 
 def lightning_monitored(folder: Path) -> None:
@@ -397,8 +398,8 @@ def lightning_monitored(folder: Path) -> None:
     made.fit(task, DataLoader([*batches(n_steps=5)], batch_size=None), DataLoader(range(1)))
     dist.barrier()
     saved = torch.load(folder / "best.ckpt", weights_only=False)["state_dict"]
-    found = np.concatenate([saved[f"net.{name}"].numpy().ravel() for name, _ in parameters(task.net)])
-    tell_difference(found, task.validated)
+    found = np.concatenate([saved[f"net.{name}"].numpy().ravel() for name, _ in task.net.named_parameters()])
+    check_equal(found, task.validated)
 
 
 def lightning_without_callback() -> None:
@@ -429,7 +430,8 @@ def lightning_without_callback() -> None:
         accumulate_grad_batches=2,
         **QUIET,
     )
-    made.fit(Task(), DataLoader([*batches(n_steps=2 * N_STEPS)], batch_size=None))
+    with pytest.raises(RunError, match=r"To accumulate gradients, do all passes but a step's last in `with worker.no_sync"):
+        made.fit(Task(), DataLoader([*batches(n_steps=2 * N_STEPS)], batch_size=None))
 
 
 def accelerate_resumed(folder: Path) -> None:
@@ -457,7 +459,7 @@ def accelerate_resumed(folder: Path) -> None:
 
     whole = train(None)
     dist.barrier()
-    tell_difference(train(folder), whole)
+    check_equal(train(folder), whole)
 
 
 def accelerate_model(folder: Path) -> None:
@@ -478,8 +480,7 @@ def accelerate_model(folder: Path) -> None:
     accelerator.save_model(model, folder)
     check_average(module, "in a saved model")
     accelerator.wait_for_everyone()
-    saved = load_file(folder / "model.safetensors")
-    tell_difference(vector(module), np.concatenate([saved[name].ravel() for name, _ in parameters(module)]))
+    check_saved(load_file(folder / "model.safetensors"), module)
     model.close()
 
 
@@ -509,6 +510,6 @@ OF_TOOL: dict[str, dict[str, Callable[[Path], None]]] = {
 
 def run_all(tool: str, folder: Path) -> None:
     for name, script in OF_TOOL[tool].items():
-        print(f"--- {name}")
         script(folder / name)
+        print(f"passed: {name}")
     dist.destroy_process_group()

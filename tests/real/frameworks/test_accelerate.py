@@ -1,4 +1,4 @@
-"""What happens when Accelerate saves; tests/real/loops/test_scripts.py runs it where it is installed."""
+"""What happens when Accelerate saves. test_scripts.py trains with the real one."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What happens at the events of a fit; tests/real/loops/test_scripts.py runs real trainers where they are installed."""
+"""What happens at the events of a fit. test_scripts.py runs real trainers."""
 
 import sys
 from types import SimpleNamespace
