@@ -430,7 +430,9 @@ def lightning_without_callback() -> None:
         accumulate_grad_batches=2,
         **QUIET,
     )
-    with pytest.raises(RunError, match=r"To accumulate gradients, do all passes but a step's last in `with worker.no_sync"):
+    with pytest.raises(
+        RunError, match=r"To accumulate gradients, do all passes but a step's last in `with worker.no_sync"
+    ):
         made.fit(Task(), DataLoader([*batches(n_steps=2 * N_STEPS)], batch_size=None))
 
 

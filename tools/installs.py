@@ -117,9 +117,7 @@ def pythons_to_resolve() -> list[Python]:
     for version in claimed_pythons():
         if version not in at_hand:
             print(f"Python {version} is not on this machine: the pip of Python {newest} resolves for it")
-    return [
-        Python(version, at_hand.get(version, path_of_newest), version in at_hand) for version in claimed_pythons()
-    ]
+    return [Python(version, at_hand.get(version, path_of_newest), version in at_hand) for version in claimed_pythons()]
 
 
 def _works(path: str) -> bool:

@@ -11,5 +11,7 @@ from processes import run
 @pytest.mark.parametrize("tool", framework_scripts.OF_TOOL)
 def test_scripts_of_other_tools_compute_what_they_should(tool: str, tmp_path: Path) -> None:
     for ending in run(framework_scripts.run_all, 2, tool, tmp_path).values():
-        assert re.findall("^passed: (.*)$", ending.output, re.MULTILINE) == [*framework_scripts.OF_TOOL[tool]], ending.output
+        assert re.findall("^passed: (.*)$", ending.output, re.MULTILINE) == [*framework_scripts.OF_TOOL[tool]], (
+            ending.output
+        )
         assert ending.code == 0, ending.output
