@@ -143,16 +143,17 @@ def _tried(
     n_candidates = len(known.candidates)
     n_expected = n_candidates if budget is None else min(budget, n_candidates)
     so_far: dict[int, Evaluated | TooSlow] = {}  # by identity: equal plans share one
-    priced, evaluated = count(), count()
+    n_priced = count()
+    n_evaluated = count()
 
     def least_s(candidate: Candidate) -> float:
         if progress:
-            progress("lower bounds", next(priced), n_candidates)
+            progress("lower bounds", next(n_priced), n_candidates)
         return evaluator.least_s(candidate)
 
     def evaluate(candidate: Candidate) -> Evaluated | TooSlow | None:
         if progress:
-            n_settled = next(evaluated) + evaluator.n_passed_over
+            n_settled = next(n_evaluated) + evaluator.n_passed_over
             progress(_best_so_far(so_far.values()), n_settled if budget is None else len(so_far), n_expected)
         found = evaluator.evaluate(candidate)
         if found is not None:
