@@ -13,9 +13,11 @@ from real import models  # noqa: E402
 from real.buffers.memory import Memory  # noqa: E402
 from real.programs.binding import Binding  # noqa: E402
 from real.programs.module import ModuleProgram  # noqa: E402
+from real.programs.optimizers import Outer  # noqa: E402
 from simdist.errors import PlanError, RunError  # noqa: E402
-from simdist.plan import Plan, TrustRatios  # noqa: E402
-from simdist.schedules import LocalSGD, Sync  # noqa: E402
+from simdist.plan import Optimize, Plan, TrustRatios  # noqa: E402
+from simdist.schedules import Job, LocalSGD, Sync  # noqa: E402
+from simdist.schedules.diloco import DiLoCo  # noqa: E402
 
 
 def matrix(*values: float) -> nn.Parameter:
@@ -182,3 +184,20 @@ def test_models_come_with_lars_if_a_plan_wants_it() -> None:
     job.loss(job.module(inputs), targets).backward()
     job.optimizer.step()
     assert (weight - before).norm().item() == pytest.approx(0.01 * before.norm().item(), rel=1e-4)
+
+
+# --- the outer optimizer ---
+
+
+def test_an_update_moves_the_anchors_that_it_names_and_no_others() -> None:
+    """Two fragments have turns, and each has moved once."""
+    module = nn.ParameterList([torch.zeros(2), torch.zeros(2)])
+    plan = DiLoCo(period=4, fragments=2).plan(Job(1, 1, 4, tensor_counts=(2, 2)))
+    memory = Memory(plan, CPU, Binding.buffers_of(plan))
+    outer = Outer(plan, Binding(plan, module, memory), memory, lambda anchors: torch.optim.SGD(anchors, lr=1.0))
+    updates = [op for body in plan.bodies for op in body if isinstance(op, Optimize) and op.optimizer == "outer"]
+    for number in range(2):
+        memory.dense(f"outer.{number}").fill_(number + 1)
+    for op in updates:
+        outer.step(op)
+    assert [memory.dense(f"anchor.{number}").tolist() for number in range(2)] == [[-1, -1], [-2, -2]]
