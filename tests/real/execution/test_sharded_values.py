@@ -39,7 +39,7 @@ if torch.__version__ < "2.13":
 from fsdp_settings import MicroBatch
 from fsdp_trainings import Sharded, by_fully_shard, by_one_process
 
-N_STEPS = 20
+N_STEPS = 6
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}  # of the largest parameter
 BF16 = torch.bfloat16
 NO_SYNC = MicroBatch(reduces=False)

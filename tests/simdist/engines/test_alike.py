@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from engine_runs import alike, des
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from priced_runs import runs
+from tiers import examples
 from timeouts import within_cpu_s
 
 from simdist.cost import price
@@ -68,7 +69,7 @@ def same(trace, reference):
         )
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(runs())
 def test_all_times_are_those_of_the_ranks_one_by_one(run):
     plan, costs, drawn = run
@@ -106,7 +107,7 @@ def sharded_jobs(draw):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(sharded_jobs())
 def test_sharded_jobs_take_the_times_of_the_ranks_one_by_one(text):
     scenario = loads(text)
@@ -118,7 +119,7 @@ def test_sharded_jobs_take_the_times_of_the_ranks_one_by_one(text):
     same(trace, des.simulate(built.plan, built.costs, drawn))
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(sharded_jobs())
 def test_several_seeds_are_broken_down_like_their_traces(text):
     scenario = loads(text)
@@ -370,6 +371,25 @@ def test_steps_that_recur_add_as_much_to_a_breakdown_as_one_by_one(monkeypatch, 
     for name in ("makespan_s", *(f"{state}_s" for state in STATES)):
         atol = 1e-12 * float(expected.makespan_s[0])
         np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("disturbance", [DISTURBANCES[3], DISTURBANCES[1].replace("5%", "1%")])
+def test_ranks_that_were_alike_so_far_have_one_row_of_a_breakdown(monkeypatch, disturbance):
+    """Ranks part when a straggler comes. Before, they have one row, and the breakdown is the same to the last bit."""
+    scenario = job(64, disturbance, schedule="{kind: hsdp, shard: 8}")
+    built = build(scenario, scenario.schedules[0])
+    drawn = DrawnDelays(delay_sampler(scenario, [1, 2]).take(scenario.steps))
+    expected = alike.measure(built.plan, built.costs, drawn, n_seeds=2)
+    monkeypatch.setattr("simdist.engines.alike._FEW_RANKS", 0)
+    n_rows = []
+    split = Attribution.split
+    monkeypatch.setattr(Attribution, "split", lambda self, rows: (n_rows.append(len(rows)), split(self, rows))[1])
+    again = DrawnDelays(delay_sampler(scenario, [1, 2]).take(scenario.steps))
+    found = alike.measure(built.plan, built.costs, again, n_seeds=2)
+    assert n_rows
+    assert n_rows[0] < built.plan.world_size
+    for name in ("makespan_s", *(f"{state}_s" for state in STATES)):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
 
 
 def test_a_step_that_recurs_after_a_longer_one_begins_later():

@@ -5,9 +5,10 @@ import itertools
 import numpy as np
 import pytest
 from engine_runs import des, fast
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from priced_runs import delays_of, workloads
+from tiers import examples
 
 from simdist.cost import price
 from simdist.engines import contention, recurrence
@@ -73,7 +74,7 @@ def shared_runs(draw, *, n_seeds=1):
     return plan, costs, draw(delays_of(plan, n_seeds=n_seeds))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(shared_runs(), st.booleans())
 def test_operations_of_one_stream_share_links_as_in_the_discrete_event_engine(run, is_large):
     plan, costs, delays = run
@@ -96,7 +97,7 @@ def test_operations_of_one_stream_share_links_as_in_the_discrete_event_engine(ru
         )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(shared_runs(n_seeds=3), st.booleans())
 def test_seeds_side_by_side_have_the_times_of_each_alone(run, is_large):
     plan, costs, delays = run

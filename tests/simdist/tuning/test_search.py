@@ -82,7 +82,6 @@ def every(text: str, constraints: Constraints, extras: Extras) -> tuple[Space, d
     return found, {each: evaluator.evaluate(each) for each in found.candidates}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "constraints", "extras"),
     [
@@ -207,7 +206,6 @@ def test_what_breaks_a_constraint_is_not_simulated(measured):
     assert {each.schedule.name for each in tuned.finalists} == {"local-8", "sync"}
 
 
-@pytest.mark.slow
 def test_random_stragglers_are_worth_a_change():
     tuned = tuned_small()
     assert tuned.verdict.winner.schedule.name == "local-8"
