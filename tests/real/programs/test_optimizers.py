@@ -1,6 +1,7 @@
 """LARS: its equations, and the ratios that a plan gives it."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from trainings import CPU, Training, in_virtual_world, loss
@@ -13,9 +14,9 @@ from real import models  # noqa: E402
 from real.buffers.memory import Memory  # noqa: E402
 from real.programs.binding import Binding  # noqa: E402
 from real.programs.module import ModuleProgram  # noqa: E402
-from real.programs.optimizers import Outer  # noqa: E402
+from real.programs.optimizers import Outer, Rating  # noqa: E402
 from simdist.errors import PlanError, RunError  # noqa: E402
-from simdist.plan import Optimize, Plan, TrustRatios  # noqa: E402
+from simdist.plan import Group, Optimize, Plan, TrustRatios  # noqa: E402
 from simdist.schedules import Job, LocalSGD, Sync  # noqa: E402
 from simdist.schedules.diloco import DiLoCo  # noqa: E402
 
@@ -162,6 +163,25 @@ def test_each_member_computes_the_ratios_of_its_share(world_size: int) -> None:
 
 def batch_of(step: int) -> tuple[Tensor, Tensor]:
     return LARS.batch(step, 0)
+
+
+def test_a_group_at_a_stride_shares_ratios_by_its_own_numbers() -> None:
+    """Rank 1 of groups of two at a stride of 2 is the first of its group."""
+    plan = lars_plan(n_steps=1, parallel_optimizer=True)
+    module, optimizer = LARS.make()
+    memory = Memory(plan, CPU, Binding.buffers_of(plan))
+    rating = Rating(plan, Binding(plan, module, memory, rank=1), optimizer, memory, rank=1)
+    op = next(op for op in plan.bodies[0] if isinstance(op, TrustRatios))
+    for name in op.grads:
+        memory.dense(name).fill_(1.0)
+    ratios = []
+    for group, rank in ((op.group, 0), (Group(2, stride=2), 1)):
+        rating._rank = rank
+        rating.rate(replace(op, group=group))
+        ratios.append(memory.dense(op.dst).tolist())
+    assert ratios[0] == ratios[1]
+    rating.rate(op)
+    assert memory.dense(op.dst).tolist() != ratios[0]
 
 
 def test_a_plan_with_trust_ratios_wants_lars() -> None:

@@ -4,9 +4,11 @@ A step is written as words, each a second after the one before: `G` gathers a un
 gradients, `B` begins the backward pass, `E` ends it. `G:3` is a gather of unit 3.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from simdist.profiles.estimates.base import BaseTimes
@@ -14,6 +16,10 @@ from simdist.profiles.estimates.sharded_model import ShardedModel, sharded_model
 from simdist.profiles.job.job import TracedJob
 from simdist.profiles.job.sharded_ranks import with_groups
 from simdist.profiles.job.sharding import Sharding, find_sharding
+from simdist.profiles.kineto.columns import EventColumns, RankEvents, Shapes
+from simdist.profiles.kineto.events import EventKind
+from simdist.profiles.steps import sharded_steps
+from simdist.profiles.steps.host import HostRun
 from simdist.profiles.steps.model import HostMark, RankProfile, RankStep, TracedCollective
 
 COUNTS = (100, 1000, 1000, 1000)
@@ -160,10 +166,48 @@ def test_a_gather_and_a_reduction_at_once_are_two_communicators_beyond_an_error_
     assert sharding_of(replace(step, calls=tuple(calls))).communicators == communicators
 
 
-def test_groups_that_traces_do_not_name_are_of_consecutive_ranks_and_of_the_same_slice() -> None:
-    """Four ranks, of which two share a copy: rank 3 shares it with rank 2, and has the slice of rank 1."""
+@pytest.mark.parametrize(("rank", "shares", "same_slice"), [(2, (2, 3), (0, 2)), (3, (2, 3), (1, 3))])
+def test_groups_that_traces_do_not_name_are_of_consecutive_ranks_and_of_the_same_slice(
+    rank: int, shares: tuple[int, ...], same_slice: tuple[int, ...]
+) -> None:
+    """Of four ranks, two share a copy."""
     step = step_of("G:0 C B R:0 E", (100,))
     calls = (*step.calls, call_at("all_reduce", 50, 6.0))
     unnamed = replace(step, calls=tuple(replace(each, ranks=None, n_ranks=None) for each in calls))
-    (found,) = with_groups([profile_of(unnamed, rank=3)], 4, 2)
-    assert [each.ranks for each in found.steps[0].calls] == [(2, 3), (2, 3), (1, 3)]
+    (found,) = with_groups([profile_of(unnamed, rank=rank)], 4, 2)
+    assert [each.ranks for each in found.steps[0].calls] == [shares, shares, same_slice]
+
+
+def columns(kind: EventKind, *events: tuple[float, float, int]) -> EventColumns:
+    """Return events of one kind: start, end and link."""
+    start_s, end_s, link = (np.array(each) for each in zip(*events, strict=True))
+    n = len(events)
+    return EventColumns(start_s, end_s, np.zeros(n, np.int32), np.full(n, kind, np.int8), link.astype(np.int64))
+
+
+def host_of(events: EventColumns, units: tuple[str, ...] = (), shapes: tuple[Shapes, ...] = ()) -> RankEvents:
+    nothing = events.of()
+    return RankEvents(events, nothing, ((0, 0),), (), {}, Counter(), frozenset(), frozenset(), units, shapes)
+
+
+def test_an_instant_has_the_name_of_the_annotation_around_it() -> None:
+    trace = host_of(columns(EventKind.UNIT, (1.0, 2.0, 1), (3.0, 4.0, 0)), units=("layers.0", "layers.1"))
+    units = sharded_steps._Units.of(trace)
+    assert [units.name_at(at_s) for at_s in (0.5, 1.5, 2.5, 3.5, 4.5)] == [None, "layers.1", None, "layers.0", None]
+
+
+def test_a_reduction_has_the_gradients_that_were_copied_together_since_the_one_before() -> None:
+    trace = host_of(columns(EventKind.PACK, (1.0, 2.0, 0), (5.0, 6.0, 1)), shapes=(((3, 2),), ((4,),)))
+    units = sharded_steps._Units.of(trace)
+    assert units.shapes_before(3.0, -np.inf) == ((3, 2),)
+    assert units.shapes_before(4.0, 3.0) == ()
+    assert units.shapes_before(7.0, 4.0) == ((4,),)
+
+
+@pytest.mark.parametrize(("sync_s", "reads_loss"), [(1.5, False), (2.5, True), (3.5, False)])
+def test_a_host_reads_the_loss_between_the_last_gather_and_the_backward_pass(sync_s: float, reads_loss: bool) -> None:
+    """Units are gathered at 1 and 2 s, and the backward pass begins at 3 s."""
+    events = columns(EventKind.SYNC, (sync_s, sync_s + 0.2, 0))
+    host = HostRun(host_of(events), events, ())
+    step = step_of("G:0 G:1 B E")
+    assert sharded_steps._reads_loss(host, step, np.array([3.0])) == reads_loss
