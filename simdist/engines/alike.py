@@ -43,6 +43,7 @@ _Times: TypeAlias = NDArray[np.float64]
 _Progress: TypeAlias = Callable[[int, int], None]
 
 _MOST_KINDS = 0.5  # of the ranks; with more, it does not pay
+_FEW_RANKS = 64  # each is told apart: to find those that are alike takes longer
 _MOST_LATER = 64  # kinds after the first span, if the ranks are few
 _MOST_JOINED = 8  # steps in a span; with more, all later ones join it
 _MOST_INSTANCES = 300_000  # in a span
@@ -120,15 +121,18 @@ class KindsRun:
         Raises:
             UnforeseenError: See `trace`.
         """
-        world_size = self.plan.world_size
-        attribution = Attribution(world_size, len(self.delays.seeds))
+        alike = _AlikeRanks(self.plan.world_size)
+        attribution = Attribution(len(alike.firsts), len(self.delays.seeds))
         n_before = 0
         for of_seeds in self._steps():
             attribution.turn(np.array([told.by_s for told in of_seeds]), n_before)
+            rows = alike.split([told.partition for told in of_seeds])
+            if rows is not None:
+                attribution.split(rows)
             key = tuple([(told.course, told.first, told.partition) for told in of_seeds])
-            attribution.repeat(key, partial(_attribute, attribution, of_seeds, world_size))
+            attribution.repeat(key, partial(_attribute, attribution, of_seeds, alike.firsts))
             n_before = len(of_seeds[0].step.pattern.templates)
-        return attribution.finish(self.plan.n_steps)
+        return attribution.finish(self.plan.n_steps).of_ranks(alike.of_ranks)
 
     def makespan_s(self) -> _Times:
         """Return when the last rank is done, `[n_seeds]`.
@@ -166,16 +170,54 @@ class KindsRun:
         yield from ready()
 
 
-def _attribute(attribution: Attribution, of_seeds: "Sequence[_Told]", world_size: int) -> None:
-    """Take a step of all seeds. Its times count from the beginning of its span."""
+class _AlikeRanks:
+    """The ranks that have been of one kind in all steps and seeds so far.
+
+    Args:
+        world_size: Ranks.
+
+    Attributes:
+        firsts: The first rank of each set of them, `[n_sets]`.
+        of_ranks: The set of each rank, `[world_size]`.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self.of_ranks = np.arange(world_size) if world_size <= _FEW_RANKS else np.zeros(world_size, dtype=np.int64)
+        self.firsts = np.unique(self.of_ranks)
+        self._latest: frozenset[Partition] = frozenset()
+
+    def split(self, partitions: Sequence[Partition]) -> NDArray[np.int64] | None:
+        """Take the kinds of ranks in a step of each seed.
+
+        Returns:
+            The set before of each set from now on; None if all sets stay.
+        """
+        before = self.of_ranks
+        latest = frozenset(partitions)
+        for partition in latest - self._latest:
+            kinds = partition.of_ranks
+            if len(partition.firsts) > 1 and (kinds[self.firsts][self.of_ranks] != kinds).any():
+                pairs = self.of_ranks * len(partition.firsts) + kinds
+                _, self.firsts, self.of_ranks = np.unique(pairs, return_index=True, return_inverse=True)
+        self._latest = latest
+        if self.of_ranks is before:
+            return None
+        world_size = len(before)
+        if len(self.firsts) > world_size * _MOST_KINDS:
+            self.firsts = self.of_ranks = np.arange(world_size)
+        return before[self.firsts]
+
+
+def _attribute(attribution: Attribution, of_seeds: "Sequence[_Told]", ranks: NDArray[np.int64]) -> None:
+    """Take a step of all seeds on some ranks. Its times count from the beginning of its span."""
     templates = of_seeds[0].step.pattern.templates
     for first in range(0, len(templates), _BLOCK):
         some = templates[first : first + _BLOCK]
-        times_s = np.empty((3, len(some), world_size, len(of_seeds)))
+        times_s = np.empty((3, len(some), len(ranks), len(of_seeds)))
         for seed, told in enumerate(of_seeds):
             for row, found in zip(times_s, told.times_s, strict=True):
                 of_kinds = found[first : first + _BLOCK]
-                row[..., seed] = of_kinds if of_kinds.shape[1] == 1 else of_kinds[:, told.partition.of_ranks]
+                row[..., seed] = of_kinds if of_kinds.shape[1] == 1 else of_kinds[:, told.partition.of_ranks[ranks]]
         for number, template in enumerate(some, first):
             attribution.add(number, template, *times_s[:, number - first])
 

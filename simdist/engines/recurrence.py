@@ -126,8 +126,8 @@ class GroupMeeting:
         firsts = np.arange(0, world_size, size) if stride == 1 and n <= _FEW_COLUMNS else None
         return cls((n_blocks, size, stride, n), seconds, sharing, firsts, segments, first_come)
 
-    def of_one_rank(self) -> "GroupMeeting | None":
-        """Return the meeting of one rank that stands for all; None if groups or members differ."""
+    def of_one_rank(self) -> "Price | None":
+        """Return the price of one rank that stands for all; None if groups or members differ."""
         if self.segments is not None or self.first_come is not None:
             return None
         n_blocks, _, stride, n = self.shape
@@ -136,9 +136,11 @@ class GroupMeeting:
             row = one_for_all(seconds.reshape(n_blocks * stride, -1))
             if row is None:
                 return None
-            seconds = np.asarray(row).reshape(1, 1, 1, -1)
-        sharing = None if self.sharing is None else self.sharing.of_one_rank()
-        return GroupMeeting((1, 1, 1, n), seconds, sharing, None)
+            seconds = np.asarray(row)
+        if self.sharing is None:
+            return seconds
+        seconds = seconds.reshape(1, 1, 1, -1) if isinstance(seconds, np.ndarray) else seconds
+        return GroupMeeting((1, 1, 1, n), seconds, self.sharing.of_one_rank(), None)
 
     def last_of_groups(self, ready: Times) -> Times:
         """Return when the last member of each group is ready, `[n_blocks, 1, stride, n]`.

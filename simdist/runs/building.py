@@ -74,6 +74,7 @@ class Built:
 _TYPICAL_LOST = {7: (0.052, 0.114), 8: (0.023, 0.05), 9: (0.011, 0.015)}
 
 
+_MOST_PLANS = 16  # kept: those of all schedules of most scenarios
 _HALF: dict[str, Literal["float16", "bfloat16"]] = {"fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -156,10 +157,23 @@ def build(scenario: Scenario, schedule: Schedule, *, proves: bool = True) -> Bui
         ScenarioError: Compute times are neither given nor derivable.
     """
     described = job(in_steps(scenario, schedule))
+    plan = _legal_plan(schedule, described)
+    n_proved_ranks = _n_proved_ranks(schedule, described) if proves else 0
+    return Built(schedule, plan, price_of(plan, scenario), n_proved_ranks)
+
+
+@lru_cache(maxsize=_MOST_PLANS)
+def _legal_plan(schedule: Schedule, described: Job) -> Plan:
+    """Return the plan of a schedule, checked. Scenarios that differ only in prices and delays share it."""
     plan = schedule.plan(described)
     check(plan)
-    n_proved_ranks = prove(plan, lambda step: schedule.result(step, described)) if proves else 0
-    return Built(schedule, plan, price_of(plan, scenario), n_proved_ranks)
+    return plan
+
+
+@lru_cache(maxsize=_MOST_PLANS)
+def _n_proved_ranks(schedule: Schedule, described: Job) -> int:
+    """Prove that this plan computes what the schedule declares, and return the number of ranks that were traced."""
+    return prove(_legal_plan(schedule, described), lambda step: schedule.result(step, described))
 
 
 def price_of(plan: Plan, scenario: Scenario) -> Costs:

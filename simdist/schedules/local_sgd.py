@@ -11,7 +11,7 @@ from simdist.schedules.averaging import AVERAGING_TRAITS, AveragingSchedule
 from simdist.schedules.job import Job, Shape
 from simdist.schedules.labels import REQUIRED, LabelForm, Piece, piece, written
 from simdist.schedules.tuning import OVERLAP, UNEVEN, Allowance, Axis, ChangedSettings, Levels, Permit
-from simdist.settings.base import shown
+from simdist.settings.base import shown, unchecked_copy
 from simdist.settings.units import Whole, parse_whole
 
 _UNEVEN = Piece(
@@ -85,7 +85,7 @@ class LocalSGD(AveragingSchedule):
         steps = self.inner_steps.values() if isinstance(self.inner_steps, dict) else ()
         if self.inner_steps == "by_speed" or any(each < self.period for each in steps):
             return written(self, self.label_form)
-        return written(self.model_copy(update={"inner_steps": None}), self.label_form)
+        return written(unchecked_copy(self, inner_steps=None), self.label_form)
 
     def problems(self, shape: Shape) -> list[tuple[str, str]]:
         """Return ranks that do not exist, and ranks with an impossible number of steps."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 from pydantic import (
@@ -239,13 +239,6 @@ def nearest(word: object, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known) or 'none'}"
 
 
-@runtime_checkable
-class _Array(Protocol):
-    """An array of numpy, or a column of pandas or another library."""
-
-    def __array__(self) -> object: ...
-
-
 def plain(value: object) -> object:
     """Return a value from Python as a file could have it, whatever library it is of.
 
@@ -260,7 +253,7 @@ def plain(value: object) -> object:
             return f"{float(value / np.timedelta64(1, 's'))!r} s"
         case np.generic():
             return value.item()
-        case str() | int() | float() | None:  # most values, before the slow question for a protocol
+        case str() | int() | float() | None:  # most values
             return value
         case timedelta():
             return f"{value.total_seconds()!r} s"
@@ -272,7 +265,7 @@ def plain(value: object) -> object:
             return [plain(item) for item in value]
         case tuple():
             return tuple(plain(item) for item in value)
-        case _Array():
+        case _ if hasattr(value, "__array__"):  # of numpy, or a column of pandas or another library
             array = np.asarray(value)
             return value if array.ndim > 1 else plain(list(array) if array.ndim else array[()])
         case _:

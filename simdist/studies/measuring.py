@@ -188,5 +188,6 @@ class _Measured(Observer[ScheduleTimes]):
 
 def _reporter(progress: Progress, built: Built) -> Callable[[int, int], None]:
     """Turn steps of seeds into steps of all ranks."""
+    label = built.schedule.name
     world_size = built.plan.world_size
-    return lambda done, total: progress(built.schedule.name, world_size * done, world_size * total)
+    return lambda done, total: progress(label, world_size * done, world_size * total)

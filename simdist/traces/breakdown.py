@@ -152,6 +152,11 @@ class Breakdown:
 
         return html_of(self)
 
+    def of_ranks(self, rows: NDArray[np.int64]) -> "Breakdown":
+        """Return the breakdown of all ranks, where rows stand for several: those of each rank, `[world_size]`."""
+        of_states = {f"{state}_s": getattr(self, f"{state}_s")[rows] for state in STATES}
+        return replace(self, **of_states)
+
     def links_per_step_s(self) -> dict[str, float]:
         """Return the seconds per step that links held ranks up, averaged over ranks and seeds; nothing without any."""
         means_s = {name: float(seconds.mean()) / self.n_steps for name, seconds in self.links_s.items()}
@@ -198,6 +203,15 @@ class _Open:
         """Return the same spans, in lists of their own."""
         return _Open([*self.collectives], [*self.loads], [*self.saves], [*self.held])
 
+    def of_rows(self, rows: NDArray[np.int64]) -> "_Open":
+        """Return the same spans with other rows of ranks."""
+        return _Open(
+            [_Collective(each.index, *(at_s[rows] for at_s in each.times_s)) for each in self.collectives],
+            [_Transfer(each.index, each.start_s[rows], each.end_s[rows]) for each in self.loads],
+            [_Transfer(each.index, each.start_s[rows], each.end_s[rows]) for each in self.saves],
+            [(name, kind, start_s[rows], end_s[rows]) for name, kind, start_s, end_s in self.held],
+        )
+
     def awaits_transfer(self, after: set[int]) -> bool:
         """Tell whether one of these instances is a load or a save."""
         return any(each.index in after for each in (*self.loads, *self.saves))
@@ -243,6 +257,9 @@ class _Gap:
     def copy(self) -> "_Gap":
         return _Gap(self.begin_s, self.next_s, self.open.copy(), self.n_later)
 
+    def of_rows(self, rows: NDArray[np.int64]) -> "_Gap":
+        return _Gap(self.begin_s[rows], self.next_s[rows], self.open.of_rows(rows), self.n_later)
+
     def later(self, by_s: _Times, n_instances: int) -> "_Gap":
         return _Gap(self.begin_s - by_s, self.next_s - by_s, self.open.later(by_s, n_instances), self.n_later)
 
@@ -281,6 +298,13 @@ class _Moment:
         self.open = self.open.later(by_s, n_instances)
         self.gaps = [each.later(by_s, n_instances) for each in self.gaps]
 
+    def of_rows(self, rows: NDArray[np.int64]) -> "_Moment":
+        """Return the same moment with other rows of ranks."""
+        last_end_s = {name: end_s[rows] for name, end_s in self.last_end_s.items()}
+        gaps = [each.of_rows(rows) for each in self.gaps]
+        ends_s = self.compute_end_s[rows], self.queued_s[rows]
+        return _Moment(*ends_s, self.has_several, last_end_s, self.open.of_rows(rows), gaps)
+
     def digest(self) -> bytes:
         """Return what tells it from other moments."""
         parts: list[object] = [self.has_several, self.compute_end_s, self.queued_s]
@@ -301,6 +325,10 @@ class _Totals:
     def __init__(self, shape: tuple[int, int]) -> None:
         self.gap_s, self.comm_s, self.wait_s, self.io_s = (np.zeros(shape) for _ in range(4))
 
+    def take_rows(self, rows: NDArray[np.int64]) -> None:
+        """Take other rows of ranks."""
+        self.gap_s, self.comm_s, self.wait_s, self.io_s = (total_s[rows] for total_s in self.all)
+
     @property
     def all(self) -> tuple[_Times, _Times, _Times, _Times]:
         return self.gap_s, self.comm_s, self.wait_s, self.io_s
@@ -308,10 +336,16 @@ class _Totals:
 
 @dataclass(frozen=True, slots=True)
 class _Added:
-    """What some instances added to the totals, and the moment after them."""
+    """What some instances added to the totals, and the moments before and after them."""
 
     added_s: tuple[_Times, ...]
+    before: _Moment
     after: _Moment
+
+    def of_rows(self, rows: NDArray[np.int64]) -> "_Added":
+        """Return the same with other rows of ranks."""
+        added_s = tuple(each[rows] for each in self.added_s)
+        return _Added(added_s, self.before.of_rows(rows), self.after.of_rows(rows))
 
 
 class Attribution:
@@ -328,13 +362,12 @@ class Attribution:
         shape = (world_size, n_seeds)
         self._totals = _Totals(shape)
         self._now = _Moment(np.zeros(shape), np.full(shape, -np.inf), has_several=False, last_end_s={}, open=_Open())
-        n_values = world_size * n_seeds
-        self._batch = _BATCH_VALUES // n_values if 0 < n_values <= _SMALL else 0
+        self._batch = _batch_of(world_size * n_seeds)
         self._gaps: list[tuple[_Times, _Times]] = []  # begin and end
         self._overlaps: list[tuple[int, _Collective]] = []  # number of a gap, and a collective that is open then
         self._begin_s: _Times = np.zeros(n_seeds)  # times count from here on
         self._seen: set[Hashable] = set()
-        self._known: dict[Hashable, _Added] = {}
+        self._known: dict[tuple[Hashable, bytes], _Added] = {}
 
     def add(self, index: int, template: Template, ready_s: _Times, start_s: _Times, end_s: _Times) -> None:
         """Take the times of the next instance."""
@@ -394,6 +427,19 @@ class Attribution:
         self._begin_s = self._begin_s + by_s
         self._now.turn(by_s, n_instances)
 
+    def split(self, rows: NDArray[np.int64]) -> None:
+        """Let ranks that had one row go on in several. No link is held up.
+
+        Args:
+            rows: The row before of each row from now on, `[n_rows]`.
+        """
+        self._add_up()
+        self._totals.take_rows(rows)
+        self._now = self._now.of_rows(rows)
+        self._batch = _batch_of(self._totals.gap_s.size)
+        known = [(key, each.of_rows(rows)) for (key, _), each in self._known.items()]
+        self._known = {(key, each.before.digest()): each for key, each in known}
+
     def repeat(self, key: Hashable, add: Callable[[], None]) -> None:
         """Take instances that may have come before. If they did, after an equal moment, they add as much.
 
@@ -416,13 +462,14 @@ class Attribution:
                 total_s += added_s
             self._now = known.after.copy()
             return
+        before = self._now.copy()
         before_s = [total_s.copy() for total_s in totals_s]
         add()
         self._add_up()
         if len(self._known) >= _MOST_REPETITIONS:
             self._known.clear()
         added = tuple(total_s - earlier_s for total_s, earlier_s in zip(totals_s, before_s, strict=True))
-        self._known[whole] = _Added(added, self._now.copy())
+        self._known[whole] = _Added(added, before, self._now.copy())
 
     def finish(self, n_steps: int) -> Breakdown:
         """Return the totals, after the last instance."""
@@ -568,6 +615,11 @@ class Attribution:
         self._now.open.loads = [each for each in self._now.open.loads if (each.end_s > start_s).any()]
         self._now.open.saves = [each for each in self._now.open.saves if (each.end_s > start_s).any()]
         self._now.open.held = [each for each in self._now.open.held if (each[-1] > start_s).any()]
+
+
+def _batch_of(n_values: int) -> int:
+    """Return how many gaps and parts of them are added up at once; 0: each at once, as they are large."""
+    return _BATCH_VALUES // n_values if 0 < n_values <= _SMALL else 0
 
 
 def side_by_side(seeds: Sequence[Breakdown]) -> Breakdown:

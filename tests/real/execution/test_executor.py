@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plans import legal_plans
 from pretended import CPU, IN_THREAD, STEP, Pretended, QuietWatch, execute
+from tiers import examples
 from traces import plan_of
 
 from real.buffers.memory import Memory
@@ -48,7 +49,7 @@ both_modes = pytest.mark.parametrize("lanes", [IN_THREAD, IN_CALLER], ids=["comp
 
 
 @both_modes
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(plan=legal_plans(max_times=2, max_runs=2))
 def test_every_instance_runs_once_and_after_what_it_depends_on(lanes: Lanes, plan: Plan) -> None:
     (ready_s, _, end_s), _ = execute(plan, Pretended(), lanes)
@@ -62,7 +63,7 @@ def test_every_instance_runs_once_and_after_what_it_depends_on(lanes: Lanes, pla
         last_of[instance.lane.stream] = end_s[instance.index]
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(plan=legal_plans(max_times=3), data=st.data())
 def test_execution_may_begin_at_any_step(plan: Plan, data: st.DataObject) -> None:
     first_step = data.draw(st.integers(0, plan.n_steps - 1))

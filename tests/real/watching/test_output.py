@@ -194,6 +194,13 @@ def test_a_disk_that_fails_later_is_told_once_and_the_loop_goes_on(tmp_path: Pat
     assert watch.current_step == 30
 
 
+def test_windows_of_a_resumed_job_begin_with_it() -> None:
+    windows: list[LatenessWindow] = []
+    with real.watch(first_step=7, every=10, report=windows.append) as watch:
+        run_steps(watch, 20)
+    assert [(each.first_step, each.last_step) for each in windows] == [(9, 16), (17, 26)]  # the first two warm up
+
+
 # --- traces ---
 
 
