@@ -498,6 +498,16 @@ def test_units_continue_the_plan_before_they_are_used() -> None:
     assert seen == ["layer 0", "complete", "layer 1", "complete"]
 
 
+def test_a_module_of_two_units_waits_for_both() -> None:
+    module = nn.Sequential(nn.Linear(6, 3))
+    program, _ = program_of(module, FSDP(), (ModelUnit(0, 1), ModelUnit(1, 2)))
+    seen: list[str] = []
+    module[0].register_forward_hook(lambda *_: seen.append("layer"))
+    parts = [Forward((f"unit.{number}",), (f"activations.{number}",)) for number in range(2)]
+    program.forward(parts, 0, lambda: seen.append("complete"))
+    assert seen == ["complete", "layer", "complete"]
+
+
 def test_a_slice_of_tensors_that_nothing_reads_is_refused() -> None:
     plan = plan_of(FSDP(), 1)
     body = tuple(op for op in plan.bodies[0] if not isinstance(op, Forward))

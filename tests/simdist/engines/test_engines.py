@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import plans
 import pytest
-from engine_runs import des, fast, simulate
+from engine_runs import alike, des, fast, simulate
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
 from priced_runs import WITHOUT_STORAGE, arrays, clusters, delays_of, runs, workloads
@@ -251,6 +251,7 @@ TICKING = (
 FORWARD = Forward(("param",), ("loss",))
 BACKWARD_1, BACKWARD_0 = (Backward(("param", "loss"), f"grad.{n}") for n in (1, 0))
 BOTH_ENGINES = pytest.mark.parametrize("engine", [des, fast], ids=["des", "fast"])
+ALL_ENGINES = pytest.mark.parametrize("engine", [des, alike, fast], ids=["des", "alike", "fast"])  # of equal ranks
 
 
 def ticking(engine, body, delays=((0.0, 0.0),), *, all_reduce_s=1.0):
@@ -289,7 +290,7 @@ def test_a_gradient_waits_for_the_next_tick_and_its_all_reduce_for_the_last_rank
     assert times_of(trace, 4) == [(8.0, ticked_s, reduced_s), (ticked_s, ticked_s, reduced_s)]
 
 
-@BOTH_ENGINES
+@ALL_ENGINES
 @pytest.mark.parametrize(
     ("all_reduce_s", "second_tick"),
     [
@@ -311,13 +312,13 @@ def test_a_tick_that_passed_while_the_stream_was_busy_holds_nothing(engine, all_
     assert times_of(trace, 7) == [(second_tick[2], second_tick[2], second_tick[2] + all_reduce_s)] * 2
 
 
-@BOTH_ENGINES
+@ALL_ENGINES
 def test_a_tick_for_several_buffers_counts_from_the_last_of_them(engine):
     body = (FORWARD, BACKWARD_1, BACKWARD_0, Tick(("grad.1", "grad.0"), 4.0), AllReduce("grad.0", Group(2)))
     assert times_of(ticking(engine, body), 4) == [(10.0, 10.0, 12.0)] * 2
 
 
-@BOTH_ENGINES
+@ALL_ENGINES
 def test_the_clock_runs_from_the_start_of_the_run_and_not_of_the_step(engine):
     """Every 7 s: steps of 2 + 4 s start at 0 s, 8 s (after the all-reduce of 7-8 s) and 15 s."""
     body = (FORWARD, BACKWARD_1, Tick(("grad.1",), 7.0), AllReduce("grad.1", Group(2)), Wait("grad.1"))
