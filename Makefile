@@ -11,13 +11,13 @@ TORCH_INDEX ?=
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt \
     $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo test ci check full tests lint types size docs installs gpu notebooks benchmark clean
+.PHONY: demo test ci check full tests costs lint types size docs installs gpu notebooks benchmark clean
 
 # Four local processes. torchrun would set OMP_NUM_THREADS itself, with a warning.
 LAUNCH := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4
 DEMO := runs/demo
-# Types are checked beside the tests: mypy uses one core, for a minute the first time.
-BESIDE_LINT := $(MAKE) --no-print-directory --jobs=2 lint
+# Tests start hundreds of interpreters, so their bytecode is kept also where the environment says no.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto
 
 demo: $(INSTALLED)  ## simulate the published straggler experiment; run a plan on 4 processes beside its simulation
 	$(BIN)/simdist compare experiments/hsgd_stragglers/64.yaml
@@ -28,26 +28,27 @@ demo: $(INSTALLED)  ## simulate the published straggler experiment; run a plan o
 	$(LAUNCH) -m real $(DEMO)/plans
 	$(BIN)/simdist validate $(DEMO)/plans --cluster $(DEMO)/cluster.yaml
 
-test: $(KERNELS)  ## everything that .ci/run checks, but five notebooks
-	@$(BESIDE_LINT) tests
+check: $(KERNELS) lint  ## while editing: the tests that cost least. tests/tiers.py says which
+	@$(PYTEST) --tier check
 
-ci: $(KERNELS)  ## `make test`, with the notebooks that take half a minute
-	@$(BESIDE_LINT) tests MARKED='-m "not full or notebook"'
+test: $(KERNELS) lint  ## before a commit: the tests that cost little, and one of each dearer kind
+	@$(PYTEST) --tier test
 
-check: $(KERNELS)  ## while editing: what needs no other processes, no browser and no notebook
-	@$(BESIDE_LINT) tests MARKED='-m "not slow"'
+ci: $(KERNELS)  ## all that .ci/run checks: `make test`, types, and every test but those marked `full`
+	@$(MAKE) --no-print-directory --jobs=2 lint types tests
 
-full: $(KERNELS)  ## `make test`, with every combination that covers leave out, and every experiment from the start
-	@$(BESIDE_LINT) tests MARKED='-m "full or not full"'
+full: $(KERNELS) lint types  ## before a release: every test
+	@$(PYTEST) --tier full
 
-# Tests start hundreds of interpreters, so their bytecode is kept also where the environment says no.
-tests:
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto $(MARKED)
+tests: $(KERNELS)
+	@$(PYTEST) --tier ci
+
+costs: $(KERNELS)  ## measure the CPU seconds of each test, by which the tiers choose
+	@for tier in ci test check; do $(PYTEST) --tier $$tier --costs tests/costs.json || exit 1; done
 
 lint: $(TOOLS) $(KERNELS)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	@$(MAKE) --no-print-directory types
 
 types: $(TOOLS)
 	$(BIN)/mypy

@@ -1,11 +1,14 @@
-"""Settings of all tests, and which of them are slow."""
+"""Settings of all tests, and which of them run."""
 
 import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+import tiers
 from hypothesis import HealthCheck, Phase, settings
 
 settings.register_profile(
@@ -20,18 +23,6 @@ settings.load_profile("simdist")
 # Threads of torch that wait for each other keep busy, and there is a test for every core already.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Tests that start other processes or compute whole experiments; other tests say themselves that they are slow.
-SLOW = (
-    "tests/experiments/",
-    "tests/project/test_benchmarks.py",
-    "tests/project/test_docs.py",
-    "tests/project/test_documentation_site.py",
-    "tests/project/test_notebooks.py",
-    "tests/real/",
-    "tests/simdist/sweeps/test_dask.py",
-    "tests/simdist/sweeps/test_run.py",
-)
-QUICK = ("tests/real/kernels/test_topk.py", "tests/real/programs/", "tests/real/recording/")
 # The tests of a file here, and those with a fixture of their module, share what takes long: one worker gets them all.
 # Tests of other files run between those of a file elsewhere, so each such fixture would be made over and over.
 COMPUTED_ONCE = (
@@ -42,6 +33,10 @@ COMPUTED_ONCE = (
     "tests/simdist/sweeps/test_dask.py",
     "tests/simdist/tuning/test_search.py",
 )
+DEAR_S = 0.5
+WHOLE_TIER = 5000  # tests
+FAR = 3.0
+METER = pytest.StashKey[tiers.Meter]()
 
 
 @pytest.fixture(autouse=True)
@@ -89,39 +84,83 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.set_threshold(20_000)  # of objects before it looks again, 700 by default
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options that choose tests by what they cost, and measure that."""
+    group = parser.getgroup("tiers")
+    group.addoption("--tier", choices=tiers.TIERS, default="ci", help="tests of this tier, see tests/tiers.py")
+    group.addoption("--costs", type=Path, metavar="FILE", help="write the CPU seconds of each test as a table")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw as many examples as the tier says, and measure what tests cost."""
+    os.environ.pop("PYTEST_ADDOPTS", None)  # has been read, and is not meant for what tests start
+    tiers.draw_for(config.option.tier)
+    config.stash[METER] = tiers.Meter()
+    config.pluginmanager.register(config.stash[METER])
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the slow tests, and spread them over the first three quarters of all tests.
+    """Choose the tests of the tier, and spread the dear ones over the first three quarters of all tests.
 
     Many of them wait for processes, and quick ones run meanwhile; no worker is left with a long one at the end.
-
-    Tests that are marked `full` are for `make full`, so they are left out unless `-m` speaks of them.
     """
-    if "full" not in config.option.markexpr:
-        left_out = [item for item in items if item.get_closest_marker("full")]
-        if left_out:
-            config.hook.pytest_deselected(items=left_out)
-            items[:] = [item for item in items if not item.get_closest_marker("full")]
+    tier = config.option.tier
+    costs = tiers.Costs.read()
+    left_out = [item for item in items if not costs.has(item, tier)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if costs.has(item, tier)]
     for item in items:
         path = item.path.relative_to(config.rootpath).as_posix()
-        in_slow_place = path.startswith(SLOW) and not path.startswith(QUICK)
         fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
-        if in_slow_place or "browser" in fixtures:
-            item.add_marker(pytest.mark.slow)
         if path.startswith(COMPUTED_ONCE) or any(found[-1].scope == "module" for found in fixtures.values()):
             item.add_marker(pytest.mark.xdist_group(path))
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    quick = [item for item in items if not item.get_closest_marker("slow")]
-    places = {item: 0.75 * number / len(slow) for number, item in enumerate(slow)}
-    places |= {item: number / len(quick) for number, item in enumerate(quick)}
+    cost = {item: costs.of_test(item, tier) for item in items}
+    dear = [item for item in items if cost[item] > DEAR_S]
+    cheap = [item for item in items if cost[item] <= DEAR_S]
+    places = {item: 0.75 * number / len(dear) for number, item in enumerate(dear)}
+    places |= {item: number / len(cheap) for number, item in enumerate(cheap)}
     items.sort(key=places.__getitem__)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return how many processes `-n auto` means: as many as CPUs, or half as many again with slow tests, which wait."""
-    n_cpus = os.cpu_count() or 1
-    return max(2, n_cpus if config.option.markexpr == "not slow" else n_cpus * 3 // 2)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return how many processes `-n auto` means: as many as CPUs, but two at least, since some tests wait."""
+    return max(2, os.cpu_count() or 1)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a worker has measured."""
+    node.config.stash[METER].costs.update(getattr(node, "workeroutput", {}).get("costs", {}))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand what was measured to the controller; there, write the table if it is wanted."""
+    costs = session.config.stash[METER].total()
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["costs"] = costs
+    elif path := session.config.option.costs:
+        is_part = session.config.option.tier in tiers.LIMIT_S
+        (tiers.Costs.read(path).raised(costs) if is_part else tiers.Costs.of(costs)).write(path)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Tell what a whole tier cost, and which tests are dearer than its limit by far."""
+    tier = config.option.tier
+    costs = config.stash[METER].total()
+    if tier not in tiers.LIMIT_S or len(costs) < WHOLE_TIER:
+        return
+    terminalreporter.section(f"cost of the tier {tier}")
+    terminalreporter.line(
+        f"{sum(costs.values()):.0f} CPU seconds of {len(costs)} tests; budget {tiers.BUDGET_S[tier]:g}"
+    )
+    known = tiers.Costs.read().listed
+    for name, cost in sorted(costs.items(), key=lambda found: -found[1])[:20]:
+        if cost > max(FAR * tiers.LIMIT_S[tier], FAR * known.get(name, 0.0)):
+            terminalreporter.line(f"{cost:.1f} CPU s, not measured before (make costs): {name}")
 
 
 # A shell without job control starts what runs in its background with SIGINT ignored, and processes inherit that.

@@ -41,7 +41,6 @@ def enter(places: Sequence[tuple[str, str]], command: Sequence[str]) -> None:
     """Go to the node of this rank, and run what it runs, with what is registered for the exit."""
     sys.path[:0] = [str(EXPERIMENT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     name, os.environ["LOCAL_RANK"] = places[int(os.environ["RANK"])]
-    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(2))
     with Path("/run/netns", name).open() as namespace:
         assert ctypes.CDLL(None).setns(namespace.fileno(), CLONE_NEWNET) == 0
     is_module = command[0] == "-m"

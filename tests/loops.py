@@ -751,12 +751,12 @@ def with_customs(custom: str, optimizer: str, by: str) -> tuple[np.ndarray, list
     module, optimizer = Training(optimizer=optimizer).make()
     if custom == "compiled before" and by != "ddp":
         module = cast(torch.nn.Module, torch.compile(module, backend="aot_eager"))
-    worker = real.wrap(module, optimizer, SMALL_BUCKETS, n_steps=40, launch=TWO) if by == "wrap" else None
+    worker = real.wrap(module, optimizer, SMALL_BUCKETS, n_steps=10, launch=TWO) if by == "wrap" else None
     model = DistributedDataParallel(module, find_unused_parameters=True) if by == "ddp" else module
     if custom == "compiled" and by == "wrap":
         model = torch.compile(model, backend="aot_eager")
     mean = AveragedModel(worker or module) if custom == "averaged" else None
-    for step in range(0 if by == "bare" else 40):
+    for step in range(0 if by == "bare" else 10):
         if custom == "frozen" and step == 3:
             module[2].requires_grad_(False)
         inputs, targets = inputs_of(step)

@@ -10,7 +10,10 @@ arguments. Commands start as a user's would, and run the interpreter's exit, whi
 Whatever happens, nothing outlives the `with` block, and nothing else is touched.
 """
 
+import ctypes
+import faulthandler
 import functools
+import importlib
 import io
 import multiprocessing
 import os
@@ -23,7 +26,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
@@ -104,8 +107,20 @@ class Ranks:
             child.wait() if isinstance(child, subprocess.Popen) else child.join()
 
     def _pause(self, late: str) -> None:
-        assert time.monotonic() < self.deadline_s, f"{late} in time{self._outputs()}"
+        if time.monotonic() >= self.deadline_s:
+            self._say_where_they_are()
+            raise AssertionError(f"{late} in time{self._outputs()}")
         time.sleep(0.02)
+
+    def _say_where_they_are(self) -> None:
+        """Let the ranks that run write the stacks of their threads, which ends them, after what the kernel knows."""
+        for rank in self.names:
+            if self.code(rank) is None:
+                threads = _threads(self.pid(rank))
+                self.signal(rank, signal.SIGABRT)  # to `faulthandler`
+                with (self.folder / str(rank)).open("a", encoding="utf-8") as output:
+                    output.write(f"threads:\n{threads}\n")
+        time.sleep(1.0)
 
     def _outputs(self) -> str:
         return "".join(f"\n--- rank {rank} (code {self.code(rank)}):\n{self.output(rank)}" for rank in self.names)
@@ -184,10 +199,10 @@ def restarting(function: Callable[..., None], world_size: int, *args: object) ->
     elastic_launch(config, function)(*args)
 
 
-def train_in_forks(patch: pytest.MonkeyPatch) -> None:
-    """Let `simdist.learning.training` train in forks, instead of processes of `python -m real.learn`."""
+def answer_in_forks(patch: pytest.MonkeyPatch) -> None:
+    """Let programs that `simdist.jobs.asking` asks answer in forks, instead of interpreters that first load torch."""
 
-    def run_learn(
+    def run_program(
         command: Sequence[str],
         *,
         input: bytes,  # noqa: A002 (its name in `subprocess.run`)
@@ -195,21 +210,21 @@ def train_in_forks(patch: pytest.MonkeyPatch) -> None:
         timeout: float,
         env: dict[str, str],
     ) -> subprocess.CompletedProcess[bytes]:
-        assert command[1:] == ("-m", "real.learn")
+        option, module = command[1:]
+        assert option == "-m"
         assert capture_output
         with tempfile.TemporaryDirectory() as folder:
             answer = Path(folder, "answer")
-            ending = run(_learn, 1, input.decode(), str(answer), environ=env, timeout_s=timeout)[0]
+            given = (module, input.decode(), str(answer))
+            ending = run(_answer, 1, *given, environ=env, timeout_s=timeout)[0]
             return subprocess.CompletedProcess(command, ending.code, answer.read_bytes(), ending.output.encode())
 
-    used = SimpleNamespace(run=run_learn, TimeoutExpired=subprocess.TimeoutExpired)
-    patch.setattr("simdist.learning.training.subprocess", used)
+    patch.setattr("simdist.jobs.asking.subprocess", SimpleNamespace(run=run_program))
 
 
-def _learn(request: str, answer: str) -> None:
+def _answer(module: str, request: str, answer: str) -> None:
     sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
-    from real.learn import main
-
+    main = importlib.import_module(module).main
     with Path(answer).open("w", encoding="utf-8") as out:
         sys.exit(main(io.StringIO(request), out))
 
@@ -255,6 +270,16 @@ class _Fork(subprocess.Popen):
         os._exit(code)
 
 
+def _threads(pid: int) -> str:
+    """Return name, state, and the system call that it waits in, of each thread of a process, on Linux."""
+    found = []
+    for task in sorted(Path(f"/proc/{pid}/task").glob("*")):
+        with suppress(OSError):  # it has ended
+            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+            found.append(" ".join([(task / "comm").read_text().strip(), state, (task / "syscall").read_text().strip()]))
+    return "\n".join(found)
+
+
 def places(rank: int, world_size: int, port: int) -> dict[str, str]:
     """Return the environment that torchrun would give to a rank on one machine."""
     return {
@@ -266,7 +291,20 @@ def places(rank: int, world_size: int, port: int) -> dict[str, str]:
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",  # see `Ranks._say_where_they_are`
     }
+
+
+def leave_group() -> None:
+    """Destroy the process group, but never free it, so that a rank under `DistributedDataParallel` ends.
+
+    Where it is freed with the model, torch 2.13 waits for a thread of gloo and holds the GIL. That thread wants the GIL
+    if it is the last to hold the work of a backward pass, which has a Python object.
+    """
+    import torch.distributed as dist
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
+    dist.destroy_process_group()
 
 
 @contextmanager
@@ -296,7 +334,7 @@ def fork_server() -> multiprocessing.context.ForkServerContext:
 
 
 def _start_command(command: Sequence[str], environment: Mapping[str, str], output: Path) -> subprocess.Popen:
-    with output.open("wb") as file:
+    with output.open("ab") as file:
         return subprocess.Popen(
             command,
             env=os.environ | {"PYTHONPATH": PATH} | environment,
@@ -317,6 +355,7 @@ def _enter(function: Callable[..., None], args: tuple, environment: dict[str, st
     os.dup2(file, 1)
     os.dup2(file, 2)
     sys.stdout.reconfigure(line_buffering=True)
+    faulthandler.enable(2)
     os.environ.update(environment)
     import torch
 

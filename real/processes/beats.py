@@ -31,6 +31,8 @@ class Heartbeat:
         step: number of steps of its training loop that the rank has begun; None without a loop.
         n_exchanges: number of exchanges through the store that the rank has completed.
         call: the call under way that all ranks make together, as the end of a sentence; empty without one.
+        needs_store: the rank has not read the final message of the rank that hosts the store, or not completed the
+            exchanges that that one has.
     """
 
     rank: int
@@ -44,6 +46,7 @@ class Heartbeat:
     step: int | None = None
     n_exchanges: int = 0
     call: str = ""
+    needs_store: bool = True
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.host}, pid {self.pid})"

@@ -303,13 +303,11 @@ class Guard:
         """Keep the store until no rank needs it any more, or the timeout is over. Then say who is missing."""
         ends_well = not self._failure
         deadline_s = time.monotonic() + self._timeout_s
-        self._pulse.await_beat(self._timeout_s)  # beats that it then finds new have read the final message
-        counts = self.beat_counts()
-        missing = self._need_store(counts)
+        missing = self._need_store()
         while missing and self._pulse.is_alive and time.monotonic() < deadline_s:
             self._pulse.await_beat(0.1)
             time.sleep(0.01)
-            missing = self._need_store(counts)
+            missing = self._need_store()
         if ends_well and (missing or self.cause):
             late = f"{ranks_have([beat.rank for beat in missing])} not answered at the end for {self._timeout_s:g} s"
             print(f"{self._me}, which hosts the store, leaves: {self.cause or late}", file=sys.stderr, flush=True)  # noqa: T201
@@ -377,28 +375,38 @@ class Guard:
 
     def _store_has_left(self) -> bool:
         """Return whether the host of the store has said that it leaves, so the store may be gone at any time."""
+        return self._last_words_of_host() is not None
+
+    def _needs_store(self) -> bool:
+        """Return whether the host of the store should wait for this rank. After a failure no exchange matters."""
+        last = self._last_words_of_host()
+        return last is None or (self.n_exchanges < last.n_exchanges and not self._failure)
+
+    def _last_words_of_host(self) -> Heartbeat | None:
         rank, _ = self._store_host
         host = None if rank is None else self._table.beats.get(rank)
-        return host is not None and host.state != "alive"
+        return None if host is None or host.state == "alive" else host
 
     def _beat_on(self) -> float | None:
-        """Do a beat. Return the time to the next one; None after the final message, or if the store is gone.
+        """Do a beat. Return the time to the next one; None if no other rank waits for it, or if the store is gone.
 
-        The host of the store also waits for the final messages of the others.
+        The host of the store also waits for the others, so it goes on after its final message.
         """
         if self._pulse.said != "alive" and not self._hosts_store:
             return None
         try:
-            self._beat()
+            words = self._beat()
         except RuntimeError as error:  # includes DistError of torch
             if not (self._leaving or self._store_has_left()):
                 self._failure.blame(f"{self.store_host()} is gone ({str(error).splitlines()[0]})")
             return None
+        if not (self._hosts_store or words.needs_store):
+            return None
         self._end_with_parent()
         return BEAT_S if self._table.is_full.is_set() and not self._leaving else 0.05
 
-    def _beat(self) -> None:
-        """Look at the others first, so that this rank's final message names the first cause."""
+    def _beat(self) -> Heartbeat:
+        """Look at the others first, so that this rank's final message names the first cause. Return what it says."""
         gone = self._table.gone()
         self._table.read()
         self._judge(gone)
@@ -407,6 +415,7 @@ class Guard:
         words = self._words()
         self._table.write(words)
         self._pulse.note(words.state)
+        return words
 
     def _words(self) -> Heartbeat:
         failed = self._failure.own or (self._leaving and self.cause)
@@ -420,6 +429,7 @@ class Guard:
             step=self.step,
             n_exchanges=self.n_exchanges,
             call=self.call,
+            needs_store=self._needs_store(),
         )
 
     def _judge(self, gone: set[int]) -> None:
@@ -428,13 +438,14 @@ class Guard:
         for beat in others:
             if beat.state == "failed":
                 self._failure.blame(beat.cause)
-        for beat in others:
-            if beat.state == "alive" and beat.rank in gone:
+        expected = [beat for beat in others if beat.state == "alive" and beat.needs_store]
+        for beat in expected:
+            if beat.rank in gone:
                 self._failure.blame(f"{beat} ended without a word (killed?)")
         n_silent = _SILENT_BEATS if self._failure.is_sought else self._patient_beats
-        for beat in others:
+        for beat in expected:
             n_quiet = self._table.n_quiet(beat.rank)
-            if beat.state == "alive" and n_quiet >= n_silent:
+            if n_quiet >= n_silent:
                 silent_s = n_quiet * BEAT_S
                 self._failure.blame(f"{beat} has been silent for {silent_s:g} s: its process or machine stands still")
 
@@ -458,17 +469,13 @@ class Guard:
             if waited_s > _SETTLE_S + (_SILENT_BEATS * BEAT_S if doubtful else 0.0):
                 return
 
-    def _need_store(self, counts: Mapping[int, int]) -> list[Heartbeat]:
-        """Return the ranks that have neither ended nor read the table since `counts` and completed our exchanges.
-
-        After a failure no exchange matters, and a rank that has fallen silent is not waited for.
-        """
+    def _need_store(self) -> list[Heartbeat]:
+        """Return the other ranks that need the store. After a failure, one that has fallen silent is left out."""
         gone = self._table.gone()
         alive = [beat for beat in self._table.others if beat.rank not in gone and beat.state == "alive"]
         if self._failure:
-            heard = [beat for beat in alive if self._table.n_quiet(beat.rank) < _SILENT_BEATS]
-            return [beat for beat in heard if not _has_read(beat, counts)]
-        return [beat for beat in alive if not (_has_read(beat, counts) and beat.n_exchanges >= self.n_exchanges)]
+            alive = [beat for beat in alive if self._table.n_quiet(beat.rank) < _SILENT_BEATS]
+        return [beat for beat in alive if beat.needs_store]
 
     def _absent(self, timeout_s: float) -> str:
         missing = self._table.missing

@@ -238,6 +238,7 @@ class TestLaunch:
         with network.cluster(2, rate_bps=1e8) as nodes:
             yield nodes
 
+    @pytest.mark.sentinel
     @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
     def test_every_node_starts_its_ranks(self, nodes, tmp_path):
         script = tmp_path / "tell.py"

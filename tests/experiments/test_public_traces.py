@@ -56,14 +56,12 @@ def test_the_oracle_gives_the_times_that_were_drawn(folder: Path) -> None:
     assert (found.n_steps, found.n_before, found.collectives) == (3, 1, {"all_to_all": 1.0})
 
 
-@pytest.mark.slow
 def test_simdist_gives_them_too_and_asks_for_machines(told) -> None:
     assert in_ms(told.seconds) == pytest.approx(TIMES_MS, abs=0.001)
     assert (told.ahead_s, told.all_to_alls) == (pytest.approx(0.03), 1.0)
     assert told.machines == "asked for"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("off", "code"), [(0.0, 0), (0.019, 0), (0.021, 1)])
 def test_check_fails_where_a_time_is_more_than_2_per_cent_of_a_step_off(
     folder: Path, told, off: float, code: int, monkeypatch, capsys

@@ -20,11 +20,11 @@ def experiment() -> ModuleType:
 
 
 def predict() -> ModuleType:
+    experiment()
     return sys.modules["rates_of_rows"]
 
 
 def row(family: str, gpus: int, **traits: object):
-    experiment()
     return next(
         each
         for each in predict().published()

@@ -50,11 +50,10 @@ def test_the_page_shows_the_recorded_results(script):
         assert table in page
 
 
-@pytest.mark.slow
 def test_a_short_run_goes_through(tmp_path, monkeypatch):
     if missing := run.network.missing():
         pytest.skip(missing)
-    processes.train_in_forks(monkeypatch)
+    processes.answer_in_forks(monkeypatch)
     monkeypatch.setattr(run.network, "launch", emulated_ranks.launch)
     (each, *others) = run.run((run.Shape(2, 2, "100 Mbit/s"),), run.TINY, tmp_path, steps=20, tiny=True)
     assert len(others) == 4

@@ -109,6 +109,7 @@ def test_peak_memory_is_that_of_the_process_that_was_asked():
     assert 10 < small <= large < 2000
 
 
+@pytest.mark.sentinel
 def test_fast_engine_is_a_class_of_its_own():
     """A ratio of one run, far below the 100 that the benchmark holds it to: a slip of an order of magnitude is seen."""
     module = runpy.run_path(str(ENGINES))

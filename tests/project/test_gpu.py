@@ -57,7 +57,6 @@ def results(folder: Path) -> dict[str, dict]:
 
 
 @posix
-@pytest.mark.slow
 def test_a_part_that_fails_or_is_stuck_is_recorded_and_the_rest_goes_on(start, tmp_path) -> None:
     process = start(("broken", 60.0), ("stuck", 5.0), ("quick", 60.0))
     out, _ = process.communicate(timeout=TIMEOUT_S)
@@ -86,7 +85,6 @@ def is_alive(pid: int) -> bool:
 
 
 @posix
-@pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda sent: sent.name)
 def test_whatever_ends_the_command_keeps_what_was_measured_and_ends_the_part(start, tmp_path, sent) -> None:
     process = start(("quick", 60.0), ("stuck", 600.0))
@@ -154,7 +152,6 @@ def test_every_test_that_needs_a_gpu_is_where_they_are_looked_for() -> None:
 
 
 @posix
-@pytest.mark.slow
 def test_dry_run_does_every_part_and_is_not_shown_on_the_page(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "tools" / "gpu.py"), "--dry-run", "-o", str(tmp_path)]
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

@@ -14,6 +14,7 @@ def mutants():
         yield load_script(ROOT / "tools" / "mutants.py")
 
 
+@pytest.mark.sentinel
 def test_every_mutant_can_be_planted(mutants) -> None:
     assert mutants.stale(ROOT, mutants.MUTANTS) == []
 
@@ -56,7 +57,6 @@ def test_two_mutants_of_one_name_are_told(mutants, mutant, tree: Path) -> None:
     assert mutants.stale(tree, [mutant, mutant]) == ["sums: minus: planted 2 times; names are unique"]
 
 
-@pytest.mark.slow
 def test_a_bug_that_tests_notice_is_killed_and_one_that_they_do_not_survives(mutants, mutant, tree: Path) -> None:
     before = (tree / mutant.file).read_text()
     assert mutants.run_tests(tree, mutant.tests, 60.0).passed
@@ -66,7 +66,6 @@ def test_a_bug_that_tests_notice_is_killed_and_one_that_they_do_not_survives(mut
     assert (tree / mutant.file).read_text() == before
 
 
-@pytest.mark.slow
 def test_tests_that_do_not_end_in_time_have_failed(mutants, mutant, tree: Path) -> None:
     (tree / "tests" / "test_adding.py").write_text("while True:\n    pass\n")
     outcome = mutants.run_tests(tree, mutant.tests, 1.0)

@@ -60,10 +60,7 @@ def test_what_is_committed_has_captions_and_results_and_no_errors(name: str) -> 
     assert any(EXECUTION.has_figure(cell) for cell in notebook.cells)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in QUICK else (pytest.mark.full, pytest.mark.notebook)) for name in NAMES],
-)
+@each_notebook
 def test_a_notebook_runs_from_a_fresh_clone_and_prints_and_draws_what_is_committed(name: str, clone: Path) -> None:
     folder = clone / "notebooks"
     executed = EXECUTION.execute(TOOL.source(name, folder), folder)
@@ -115,6 +112,7 @@ def pictured(*cells: str) -> nbformat.NotebookNode:
     return notebook
 
 
+@pytest.mark.sentinel
 def test_a_right_notebook_has_no_faults_and_equal_runs_give_equal_bytes(tmp_path: Path) -> None:
     runs = [executed(tmp_path, TITLE, DRAWING, CAPTION, "print('said')") for _ in range(2)]
     assert [RULES.faults(run) for run in runs] == [[], []]

@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from plans import legal_plans
 from pretended import STEP, Pretended, QuietWatch
 from processes import run, start
+from tiers import examples
 from traces import plan_of
 from trainings import CPU, Training, in_virtual_world, loss
 
@@ -101,7 +102,7 @@ def execute(plan: Plan, program: Program, lanes: Lanes, delay_s: float = 0.0, wa
 
 @pytest.mark.alone
 @both_modes
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(plan=legal_plans(max_times=2, max_runs=2))
 def test_every_instance_runs_once_and_after_what_it_depends_on(lanes: Lanes, plan: Plan) -> None:
     ready_s, _, end_s = execute(plan, Spinning(), lanes)

@@ -1,9 +1,7 @@
 """A schedule, a disturbance and an algorithm of a user's own, performed by real ranks and learned with."""
 
 import json
-import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from commandline import call  # noqa: E402
-from processes import run, run_as_main  # noqa: E402
+from processes import answer_in_forks, run, run_as_main  # noqa: E402
 
 from simdist.runs import run_directory  # noqa: E402
 from simdist.runs.building import build, delays  # noqa: E402
@@ -31,7 +29,6 @@ schedules: [{kind: 'node_sgd:NodeSGD', period: 4, algorithm: 'node_sgd:STAR'}]
 """
 
 
-@pytest.mark.slow
 def test_two_ranks_perform_it_and_the_measurement_is_validated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -48,14 +45,13 @@ def test_two_ranks_perform_it_and_the_measurement_is_validated(
     assert [row["schedule"] for row in found["rows"]] == ["node-4"]
 
 
-@pytest.mark.slow
 def test_a_model_learns_under_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(EXAMPLE)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # of the process that trains
+    answer_in_forks(monkeypatch)
     file = tmp_path / "two.yaml"
     file.write_text(TWO_RANKS.replace("schedules: [", "schedules: [{kind: sync}, "), encoding="utf-8")
-    answer = call(capsys, "learn", file, "--task", "quadratic", "--seeds", 1, "--workers", 1, "--json")
+    answer = call(capsys, "learn", file, "--task", "quadratic", "--seeds", 1, "--workers", 0, "--json")
     assert answer.code == 0, answer.err
     assert [row["schedule"] for row in json.loads(answer.out)["rows"]] == ["sync", "node-4"]

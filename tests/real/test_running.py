@@ -350,6 +350,7 @@ def test_a_model_in_low_precision_trains(tmp_path: Path) -> None:
     assert not (path / "local-2" / run_directory.REAL).exists()
 
 
+@pytest.mark.sentinel
 def test_one_rank_performs_one_step(tmp_path: Path) -> None:
     path = write(
         tmp_path / "run", SMALL.replace("gpus_per_node: 3", "gpus_per_node: 1").replace("steps: 5", "steps: 1")

@@ -167,7 +167,7 @@ def test_tune_command_lists_kinds_of_installed_packages_and_writes_their_names(
     assert again.name == "node-2"
 
 
-@pytest.mark.parametrize("n_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_workers", [0, 2])
 def test_sweep_computes_rows_here_and_in_other_processes(
     file: Path, tmp_path: Path, run, n_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -445,7 +445,6 @@ def command(*args: object, folder: Path, path: str) -> subprocess.CompletedProce
     )
 
 
-@pytest.mark.slow
 def test_modules_are_found_in_the_current_directory_and_not_beside_the_scenario(tmp_path: Path) -> None:
     beside = tmp_path / "beside"
     beside.mkdir()
@@ -462,7 +461,6 @@ def test_modules_are_found_in_the_current_directory_and_not_beside_the_scenario(
     assert with_path.stdout == found.stdout
 
 
-@pytest.mark.slow
 def test_tests_of_the_example_package_pass() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(EXAMPLE)])}
     program = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "-p", "no:cacheprovider", str(EXAMPLE)]

@@ -5,6 +5,8 @@ and functions compiled by numba take over. The results have the same bits.
 """
 
 import functools
+import hashlib
+import inspect
 import math
 import warnings
 from collections import defaultdict
@@ -67,9 +69,14 @@ def _compiled() -> dict[str, Any]:
         warnings.warn(f"{text}: pip install 'simdist-training[fast]'", RuntimeWarning, stacklevel=2)
         return functions
     names = dict(vars(max_min))  # the namespace in which they call each other
+    try:
+        version = hashlib.sha256(inspect.getsource(max_min).encode()).hexdigest()[:16]
+    except OSError:
+        version = ""  # without a source numba keeps nothing
     options: Any = {"_nrt": False}  # nothing is allocated, so no references are counted: that took most of the time
     for name, each in functions.items():
         copy = FunctionType(each.__code__, names, name)
+        copy.__qualname__ = f"{name}_{version}"  # numba fails at what it has kept of a source whose classes are gone
         try:
             names[name] = numba.njit(cache=True, **options)(copy)
         except RuntimeError:  # there is no folder for the cache

@@ -388,6 +388,7 @@ def scenario_of(folder: Path, *, cluster: str = "ideal", workload: str = "mlp"):
     return load(folder / "scenario.yaml")
 
 
+@pytest.mark.sentinel
 def test_two_nodes_of_two_ranks_are_measured_and_a_scenario_takes_the_cluster(tmp_path: Path) -> None:
     cluster, raw = tmp_path / "cluster.yaml", tmp_path / "raw.json"
     samples = SampleSet(n_samples=16, nbytes=4000, sigma=0.0, format="raw")

@@ -299,6 +299,7 @@ def test_an_interruption_while_writing_leaves_the_old_file(tmp_path: Path) -> No
 # --- a worker that is killed ---
 
 
+@pytest.mark.sentinel
 def test_a_restarted_loop_ends_as_if_undisturbed(tmp_path: Path) -> None:
     marker, kept = tmp_path / "marker", tmp_path / "kept"
     undisturbed = run(loops.restarted, 4, None)

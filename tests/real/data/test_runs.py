@@ -172,6 +172,7 @@ def test_a_full_disk_and_an_outage_of_the_storage_change_nothing_that_is_seen(tm
     assert left_in(tmp_path / "cache") == []
 
 
+@pytest.mark.sentinel
 def test_a_second_run_is_warm_and_repairs_files_that_were_damaged_meanwhile(tmp_path: Path, url: Path) -> None:
     paths = [write(tmp_path / f"run-{number}", **WARM) for number in range(4)]
     cache = tmp_path / "cache"

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plans import legal_plans
 from pretended import CPU, IN_THREAD, STEP, Pretended, QuietWatch, execute
+from tiers import examples
+from timeouts import TIMEOUT_S
 from traces import plan_of
 
 from real.buffers.memory import Memory
@@ -48,7 +50,7 @@ both_modes = pytest.mark.parametrize("lanes", [IN_THREAD, IN_CALLER], ids=["comp
 
 
 @both_modes
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(plan=legal_plans(max_times=2, max_runs=2))
 def test_every_instance_runs_once_and_after_what_it_depends_on(lanes: Lanes, plan: Plan) -> None:
     (ready_s, _, end_s), _ = execute(plan, Pretended(), lanes)
@@ -62,7 +64,7 @@ def test_every_instance_runs_once_and_after_what_it_depends_on(lanes: Lanes, pla
         last_of[instance.lane.stream] = end_s[instance.index]
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(plan=legal_plans(max_times=3), data=st.data())
 def test_execution_may_begin_at_any_step(plan: Plan, data: st.DataObject) -> None:
     first_step = data.draw(st.integers(0, plan.n_steps - 1))
@@ -125,8 +127,8 @@ def test_a_tick_ends_early_when_the_run_has_failed() -> None:
     watch = QuietWatch()
     begin_s = time.monotonic()
     with pytest.raises(RunError, match="rank 7 failed: it rained"):
-        execute(ticking(period_s=60.0), Failing(), watch=watch)
-    assert time.monotonic() - begin_s < 40
+        execute(ticking(period_s=4 * TIMEOUT_S), Failing(), watch=watch)
+    assert time.monotonic() - begin_s < TIMEOUT_S
 
 
 @pytest.mark.parametrize("lane", [COMPUTE, COMM])
@@ -290,7 +292,7 @@ def test_who_waits_for_a_stuck_collective_stops_when_another_rank_fails(lanes: L
         def perform(self, op: Op, _step_or_memory: object) -> None:
             if isinstance(op, AllReduce):
                 watch.failed.set()
-                never.wait(60)
+                never.wait(4 * TIMEOUT_S)
 
     plan, program, watch = plan_of(STEP, world_size=2), Stuck(), QuietWatch()
     executor = Executor(
@@ -308,7 +310,7 @@ def test_who_waits_for_a_stuck_collective_stops_when_another_rank_fails(lanes: L
     with pytest.raises(RunError, match="rank 7 failed: it rained"):
         executor.run()
     never.set()
-    assert time.monotonic() - begin_s < 40
+    assert time.monotonic() - begin_s < TIMEOUT_S
 
 
 def test_the_watch_is_told_how_far_the_collectives_are() -> None:

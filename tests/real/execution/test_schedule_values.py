@@ -136,8 +136,20 @@ DEGREES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("settings", DEGREES, ids=[Sync(**each).name for each in DEGREES])
-@pytest.mark.parametrize(("pool", "world_size"), [("four", 4), ("eight", 8)])
+@pytest.mark.parametrize(
+    ("pool", "world_size", "settings"),
+    [
+        pytest.param(
+            pool,
+            world_size,
+            settings,
+            marks=pytest.mark.full if number % 2 == (world_size == 8) else (),
+            id=f"{world_size}-{Sync(**settings).name}",
+        )
+        for pool, world_size in (("four", 4), ("eight", 8))
+        for number, settings in enumerate(DEGREES)
+    ],
+)
 def test_updates_shared_by_some_ranks_are_those_of_a_whole_model(
     request: pytest.FixtureRequest, pool: str, world_size: int, settings: dict[str, Any]
 ) -> None:

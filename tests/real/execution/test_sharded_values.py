@@ -39,7 +39,7 @@ if torch.__version__ < "2.13":
 from fsdp_settings import MicroBatch
 from fsdp_trainings import Sharded, by_fully_shard, by_one_process
 
-N_STEPS = 20
+N_STEPS = 6
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}  # of the largest parameter
 BF16 = torch.bfloat16
 NO_SYNC = MicroBatch(reduces=False)
@@ -496,6 +496,16 @@ def test_units_continue_the_plan_before_they_are_used() -> None:
     parts = [Forward((f"unit.{number}",), (f"activations.{number}",)) for number in range(2)]
     program.forward(parts, 0, lambda: seen.append("complete"))
     assert seen == ["layer 0", "complete", "layer 1", "complete"]
+
+
+def test_a_module_of_two_units_waits_for_both() -> None:
+    module = nn.Sequential(nn.Linear(6, 3))
+    program, _ = program_of(module, FSDP(), (ModelUnit(0, 1), ModelUnit(1, 2)))
+    seen: list[str] = []
+    module[0].register_forward_hook(lambda *_: seen.append("layer"))
+    parts = [Forward((f"unit.{number}",), (f"activations.{number}",)) for number in range(2)]
+    program.forward(parts, 0, lambda: seen.append("complete"))
+    assert seen == ["complete", "layer", "complete"]
 
 
 def test_a_slice_of_tensors_that_nothing_reads_is_refused() -> None:

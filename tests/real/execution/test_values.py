@@ -7,9 +7,10 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from plans import ALGORITHMS, legal_plans
 from pool import Pool
+from tiers import examples
 from torch import nn
 from trainings import (
     CPU,
@@ -245,7 +246,7 @@ def test_memory_for_collectives_is_counted_once_for_each_purpose() -> None:
         Memory(alone, CPU, (), scratch_nbytes=10**15)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     plan=legal_plans(
         world_sizes=(4,),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
+from fsdp_checked import unless_checked
 from fsdp_ranks import late_jobs, random_lateness, rows_of_ranks
 from fsdp_rules import rows_by_rules
 from fsdp_settings import (
@@ -33,6 +34,7 @@ if torch.__version__ < "2.13":
 
 from fsdp_clock import drive
 
+pytestmark = unless_checked()
 NAMES = {
     FORWARD: "F",
     BACKWARD: "B",

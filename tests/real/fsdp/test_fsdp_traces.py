@@ -110,7 +110,7 @@ def test_a_missing_rank_is_told(traced: Traced) -> None:
 
 def test_ranks_of_two_jobs_are_refused(traced: Traced) -> None:
     profiles = [profile_rank(traced(name) / f"rank{rank}.json.gz") for rank, name in enumerate(("4", "kept"))]
-    with pytest.raises(TraceError, match="are of two runs: give the traces of one run"):
+    with pytest.raises(TraceError, match="give the traces of one run"):
         import_job(profiles, name="job", options=ImportOptions(nodes=1))
 
 

@@ -6,6 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from fsdp_checked import unless_checked
 from fsdp_rules import rows_by_rules
 from fsdp_settings import (
     ALL_REDUCE,
@@ -38,6 +39,7 @@ from fsdp_trainings import (
     units_of,
 )
 
+pytestmark = unless_checked()
 N_STEPS = 20
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}  # of the largest parameter
 BF16 = torch.bfloat16

@@ -3,6 +3,7 @@
 import json
 import pickle
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +68,7 @@ def assert_equal(found: list[np.ndarray], expected: np.ndarray, tolerance: float
 # --- values ---
 
 
+@pytest.mark.sentinel
 def test_sync_between_copies_is_native_hsdp(four: Pool) -> None:
     found = four.run(sharded_loops.train, ShardedLoop(Sync(), TRAINING, N_STEPS))
     native = four.run(by_fully_shard, Sharded((2, 2)), TRAINING, N_STEPS)
@@ -101,6 +103,7 @@ def test_averages_come_late_and_after_a_warm_up(four: Pool) -> None:
     assert_equal(found, by_hand(how))
 
 
+@pytest.mark.sentinel
 def test_hierarchical_sgd_counts_copies(eight: Pool) -> None:
     schedule = HierarchicalSGD(levels={2: 2, 4: 4}, intra_node_gradients=False)
     found = eight.run(sharded_loops.train, ShardedLoop(schedule, TRAINING, 7))
@@ -226,10 +229,25 @@ def test_a_resumed_loop_ends_as_an_uninterrupted_one(
     assert sorted(each.name for each in tmp_path.glob("step-*")) == ["step-0000000006", "step-0000000008"]
 
 
-def test_an_incomplete_checkpoint_is_passed_over_and_another_job_refused(four: Pool, tmp_path: Path) -> None:
-    schedule = LocalSGD(period=3)
-    loop = ShardedLoop(schedule, TRAINING, N_STEPS, checkpoint=tmp_path)
-    whole = four.run(sharded_loops.train, loop)
+@pytest.fixture(scope="module")
+def finished(four: Pool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[np.ndarray]]:
+    """Return the folder with the checkpoints of a loop that has ended, and the parameters that it ended with."""
+    folder = tmp_path_factory.mktemp("finished")
+    return folder, four.run(sharded_loops.train, ShardedLoop(LocalSGD(period=3), TRAINING, N_STEPS, checkpoint=folder))
+
+
+@pytest.fixture
+def whole(finished: tuple[Path, list[np.ndarray]], tmp_path: Path) -> list[np.ndarray]:
+    """Copy the checkpoints of a loop that has ended, for a test to damage; return the parameters that it ended with."""
+    folder, parameters = finished
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    return parameters
+
+
+def test_an_incomplete_checkpoint_is_passed_over_and_another_job_refused(
+    four: Pool, whole: list[np.ndarray], tmp_path: Path
+) -> None:
+    loop = ShardedLoop(LocalSGD(period=3), TRAINING, N_STEPS, checkpoint=tmp_path)
     (tmp_path / "step-0000000008" / "simdist.json").unlink()  # which is written last
     resumed = four.run(sharded_loops.train, loop)
     assert all((ours == theirs).all() for ours, theirs in zip(resumed, whole, strict=True))
@@ -269,10 +287,11 @@ DAMAGES: Mapping[str, tuple[str, Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_passed_over_with_a_warning(four: Pool, damage: str, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
+    four: Pool, whole: list[np.ndarray], damage: str, tmp_path: Path
+) -> None:
     name, spoil, message = DAMAGES[damage]
     loop = ShardedLoop(LocalSGD(period=3), TRAINING, N_STEPS, checkpoint=tmp_path)
-    whole = four.run(sharded_loops.train, loop)
     spoil(tmp_path / "step-0000000008" / name)
     found = four.run(sharded_loops.train_warned, loop, None)
     assert all((ours == theirs).all() for (ours, _), theirs in zip(found, whole, strict=True))
@@ -281,17 +300,18 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(four: Pool, damage: 
     assert told[0].endswith(f"going on from {tmp_path / 'step-0000000006'}")
 
 
-def test_a_checkpoint_that_one_rank_finds_damaged_is_passed_over_by_all(four: Pool, tmp_path: Path) -> None:
+def test_a_checkpoint_that_one_rank_finds_damaged_is_passed_over_by_all(
+    four: Pool, whole: list[np.ndarray], tmp_path: Path
+) -> None:
     loop = ShardedLoop(LocalSGD(period=3), TRAINING, N_STEPS, checkpoint=tmp_path)
-    whole = four.run(sharded_loops.train, loop)
     found = four.run(sharded_loops.train_warned, loop, 2)
     assert all((ours == theirs).all() for (ours, _), theirs in zip(found, whole, strict=True))
     assert any("damaged: .metadata is cut off; going on from" in text for text in found[0][1])
 
 
+@pytest.mark.usefixtures("whole")
 def test_damage_to_all_checkpoints_is_an_error_that_names_them(four: Pool, tmp_path: Path) -> None:
     loop = ShardedLoop(LocalSGD(period=3), TRAINING, N_STEPS, checkpoint=tmp_path)
-    four.run(sharded_loops.train, loop)
     for path in tmp_path.glob("step-*/.metadata"):
         cut(path)
     for error in four.run(sharded_loops.error_of_train, loop):
@@ -300,8 +320,8 @@ def test_damage_to_all_checkpoints_is_an_error_that_names_them(four: Pool, tmp_p
         load_checkpoint(tmp_path / "step-0000000008", TRAINING.make()[0])
 
 
-def test_a_damaged_copy_is_not_loaded(four: Pool, tmp_path: Path) -> None:
-    four.run(sharded_loops.train, ShardedLoop(LocalSGD(period=3), TRAINING, N_STEPS, checkpoint=tmp_path))
+@pytest.mark.usefixtures("whole")
+def test_a_damaged_copy_is_not_loaded(tmp_path: Path) -> None:
     path = tmp_path / "step-0000000008"
     flip(path / "__2_0.distcp")
     assert load_checkpoint(path, TRAINING.make()[0], rank=0) == 8  # of the other copy
@@ -323,12 +343,11 @@ def test_checkpoints_of_sharded_and_of_whole_models_share_no_folder(four: Pool, 
         assert "step-0000000002 is of a model under fully_shard; begin in another folder" in error
 
 
-def test_a_copy_is_loaded_without_the_job(four: Pool, tmp_path: Path) -> None:
-    trained = four.run(sharded_loops.train, ShardedLoop(LocalSGD(period=3), TRAINING, N_STEPS, checkpoint=tmp_path))
+def test_a_copy_is_loaded_without_the_job(whole: list[np.ndarray], tmp_path: Path) -> None:
     for copy in (0, 1):
         module, _ = TRAINING.make()
         assert load_checkpoint(tmp_path / "step-0000000008", module, rank=2 * copy) == 8
-        assert (sharded_loops.whole_vector(module) == trained[2 * copy]).all()
+        assert (sharded_loops.whole_vector(module) == whole[2 * copy]).all()
     with pytest.raises(RunError, match=r"step-0000000008: it has no rank 4, of 4 from 0"):
         load_checkpoint(tmp_path / "step-0000000008", module, rank=4)
     with pytest.raises(RunError, match=r"step-0000000008 is of FSDPSequential of .* with AdamW, and does not fit"):

@@ -22,6 +22,7 @@ def trained(path: Path, schedule: Schedule | None, kept: Path, *options: object)
     return torch.load(kept, weights_only=True), endings[0].output
 
 
+@pytest.mark.sentinel
 def test_the_wrapped_script_computes_what_it_did_with_ddp_also_resumed_and_compiled(tmp_path: Path) -> None:
     expected, printed = trained(DDP, None, tmp_path / "ddp.pt")
     trained(WRAPPED, Sync(), tmp_path / "wrapped.pt", "--stop-after", 1)

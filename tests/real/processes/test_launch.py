@@ -21,7 +21,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from processes import places, run, start, torchrun_forks  # noqa: E402
-from timeouts import TIMEOUT_S, await_end  # noqa: E402
+from timeouts import SOON_S, TIMEOUT_S, await_end  # noqa: E402
 
 from real.processes import heartbeat  # noqa: E402
 from real.processes.beats import Heartbeat  # noqa: E402
@@ -31,8 +31,7 @@ from real.processes.rendezvous import bounded  # noqa: E402
 from real.processes.signing import SignedStore  # noqa: E402
 from simdist.errors import RunError  # noqa: E402
 
-SOON_S = 2.0  # for what is meant to be late; ranks have START_S to meet, as they start slowly under load
-START_S = 20.0
+START_S = TIMEOUT_S / 3  # ranks start slowly under load
 
 
 def meet(start_timeout_s: float = TIMEOUT_S) -> None:
@@ -456,6 +455,17 @@ def test_the_host_of_the_store_waits_for_no_rank_that_goes_on_alone_after_the_la
         raise other.guard.explain(RuntimeError("Failed to recv, got 0 bytes"), "barrier 'later'")
 
 
+def test_a_rank_leaves_the_store_alone_once_its_host_may_leave(two: list[Connection]) -> None:
+    host, other = two
+    let_go(other)
+    with ThreadPoolExecutor() as pool:
+        [*pool.map(lambda each: each.barrier("the end"), two)]
+        pool.submit(host.guard.leave).result(START_S)
+    other.guard._pulse._thread.join(START_S)
+    assert not other.guard._pulse.is_alive
+    assert other.guard.cause == ""
+
+
 def test_the_host_of_the_store_waits_for_beats_that_began_after_its_final_message() -> None:
     memory = dist.HashStore()
     here, there = GatedStore(memory, b""), GatedStore(memory, b"")
@@ -584,6 +594,7 @@ with connect(timeout_s=100.0):
 """
 
 
+@pytest.mark.sentinel
 def test_an_error_ends_the_process_although_a_collective_still_waits() -> None:
     with (
         start([sys.executable, "-c", EXIT], 2, ranks=[0]) as failing,

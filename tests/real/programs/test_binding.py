@@ -6,7 +6,7 @@ from torch import nn
 
 from real.buffers.memory import Memory
 from real.checkpoints.rank_state import carried_buffers
-from real.programs.binding import Binding
+from real.programs.binding import Binding, GradientBuckets, trained_parameters
 from simdist.errors import RunError
 from simdist.plan import Backward
 from simdist.schedules import Job, Sync
@@ -52,3 +52,45 @@ def test_losses_that_hosts_wait_for_later_are_no_buffers_of_the_model():
     carried = carried_buffers(plan)
     assert any(name.startswith("loss") for name in carried)
     assert not set(carried) & Binding.buffers_of(plan)
+
+
+def test_a_backward_pass_after_that_of_the_plan_is_the_users_own() -> None:
+    model = nn.Linear(2, 2)
+    binding, buckets = bound(model)
+    completed: list[str] = []
+    binding.buckets.expect(buckets, lambda: completed.append("bucket"))
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+    assert completed == ["bucket"]
+    assert torch.equal(model.weight.grad, torch.full((2, 2), 2.0))
+
+
+def test_gradients_that_come_before_the_turn_of_their_bucket_are_added_too() -> None:
+    """Autograd begins with what was computed last."""
+    first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    sums = [torch.ones(2), torch.ones(2)]
+    buckets = GradientBuckets({"first": [(first, sums[0])], "second": [(second, sums[1])]})
+    came: list[str] = []
+    for name, parameter in (("first", first), ("second", second)):
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: came.append(name))
+    buckets.expect([Backward(("unit",), name, adds=True) for name in ("first", "second")], lambda: None)
+    ((3 * first).sum() + (5 * second).sum()).backward()
+    assert came == ["second", "first"]
+    assert [each.tolist() for each in sums] == [[4, 4], [6, 6]]
+
+
+def test_a_parameter_that_was_replaced_by_its_data_is_taken_back_with_its_values() -> None:
+    model = nn.Linear(2, 2)
+    binding, _ = bound(model)
+    address = model.weight.data_ptr()
+    model.weight.data = torch.full((2, 2), 7.0)
+    assert binding.reclaim()
+    assert model.weight.data_ptr() == address
+    assert model.weight.tolist() == [[7, 7], [7, 7]]
+    model.weight.data = torch.zeros(2, 2, dtype=torch.float64)
+    assert not binding.reclaim()
+
+
+def test_the_type_of_most_elements_comes_last() -> None:
+    model = nn.ParameterDict({"a": torch.ones(4), "b": torch.ones(2, dtype=torch.bfloat16), "c": torch.ones(3)})
+    assert [len(each) for each in trained_parameters(model)] == [2, 4, 3]

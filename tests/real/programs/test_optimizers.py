@@ -1,6 +1,7 @@
 """LARS: its equations, and the ratios that a plan gives it."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from trainings import CPU, Training, in_virtual_world, loss
@@ -13,9 +14,11 @@ from real import models  # noqa: E402
 from real.buffers.memory import Memory  # noqa: E402
 from real.programs.binding import Binding  # noqa: E402
 from real.programs.module import ModuleProgram  # noqa: E402
+from real.programs.optimizers import Outer, Rating  # noqa: E402
 from simdist.errors import PlanError, RunError  # noqa: E402
-from simdist.plan import Plan, TrustRatios  # noqa: E402
-from simdist.schedules import LocalSGD, Sync  # noqa: E402
+from simdist.plan import Group, Optimize, Plan, TrustRatios  # noqa: E402
+from simdist.schedules import Job, LocalSGD, Sync  # noqa: E402
+from simdist.schedules.diloco import DiLoCo  # noqa: E402
 
 
 def matrix(*values: float) -> nn.Parameter:
@@ -162,6 +165,25 @@ def batch_of(step: int) -> tuple[Tensor, Tensor]:
     return LARS.batch(step, 0)
 
 
+def test_a_group_at_a_stride_shares_ratios_by_its_own_numbers() -> None:
+    """Rank 1 of groups of two at a stride of 2 is the first of its group."""
+    plan = lars_plan(n_steps=1, parallel_optimizer=True)
+    module, optimizer = LARS.make()
+    memory = Memory(plan, CPU, Binding.buffers_of(plan))
+    rating = Rating(plan, Binding(plan, module, memory, rank=1), optimizer, memory, rank=1)
+    op = next(op for op in plan.bodies[0] if isinstance(op, TrustRatios))
+    for name in op.grads:
+        memory.dense(name).fill_(1.0)
+    ratios = []
+    for group, rank in ((op.group, 0), (Group(2, stride=2), 1)):
+        rating._rank = rank
+        rating.rate(replace(op, group=group))
+        ratios.append(memory.dense(op.dst).tolist())
+    assert ratios[0] == ratios[1]
+    rating.rate(op)
+    assert memory.dense(op.dst).tolist() != ratios[0]
+
+
 def test_a_plan_with_trust_ratios_wants_lars() -> None:
     with pytest.raises(PlanError, match=r"plan sync updates with trust ratios; SGD takes none: use real\.Lars, or a"):
         in_virtual_world(lars_plan(), Training())
@@ -182,3 +204,20 @@ def test_models_come_with_lars_if_a_plan_wants_it() -> None:
     job.loss(job.module(inputs), targets).backward()
     job.optimizer.step()
     assert (weight - before).norm().item() == pytest.approx(0.01 * before.norm().item(), rel=1e-4)
+
+
+# --- the outer optimizer ---
+
+
+def test_an_update_moves_the_anchors_that_it_names_and_no_others() -> None:
+    """Two fragments have turns, and each has moved once."""
+    module = nn.ParameterList([torch.zeros(2), torch.zeros(2)])
+    plan = DiLoCo(period=4, fragments=2).plan(Job(1, 1, 4, tensor_counts=(2, 2)))
+    memory = Memory(plan, CPU, Binding.buffers_of(plan))
+    outer = Outer(plan, Binding(plan, module, memory), memory, lambda anchors: torch.optim.SGD(anchors, lr=1.0))
+    updates = [op for body in plan.bodies for op in body if isinstance(op, Optimize) and op.optimizer == "outer"]
+    for number in range(2):
+        memory.dense(f"outer.{number}").fill_(number + 1)
+    for op in updates:
+        outer.step(op)
+    assert [memory.dense(f"anchor.{number}").tolist() for number in range(2)] == [[-1, -1], [-2, -2]]

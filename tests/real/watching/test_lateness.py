@@ -155,6 +155,29 @@ def test_earlier_windows_show_what_is_noise() -> None:
     assert [each.rank for each in finder.find(times_of(work_s, 150)).late] == [1]
 
 
+def test_noise_of_long_ago_does_not_count() -> None:
+    """After 150 quiet steps, a rank that 30 ms would not have shown beside is named."""
+    finder = LatenessFinder()
+    for number in range(6):
+        sigma = 0.3 if number < 3 else 0.01
+        finder.find(times_of(noisy_work_s(sigma=sigma, seed=number), 50 * number))
+    work_s = noisy_work_s(n_steps=10, sigma=0.01, seed=7)
+    work_s[5, 1] += 0.03
+    assert [each.rank for each in finder.find(times_of(work_s, 300)).late] == [1]
+
+
+def test_a_rank_is_not_late_in_a_step_in_which_the_others_are_early() -> None:
+    work_s = noisy_work_s(sigma=0.001)
+    work_s[20, 1:] -= 0.03
+    assert found(work_s).late == ()
+
+
+def test_the_slowest_of_ranks_that_always_differ_is_not_late() -> None:
+    """It is 10 % above the median of the others, and these differ among themselves by about as much."""
+    work_s = noisy_work_s(n_ranks=9, sigma=0.001) * np.linspace(0.9, 1.1, 9)
+    assert found(work_s).late == ()
+
+
 def test_a_finder_forgets_windows_of_other_ranks() -> None:
     finder = LatenessFinder()
     finder.find(times_of(noisy_work_s()))

@@ -72,12 +72,16 @@ def test_tensorboard_gets_each_scalar_at_the_last_step_of_the_window() -> None:
 
 
 def test_the_writer_of_torch_takes_the_scalars(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(tmp_path) as writer, real.watch(every=10, report=writer) as watch:
         run_steps(watch, 20)
-    assert list(tmp_path.glob("events*"))
+    shown = EventAccumulator(str(tmp_path)).Reload()
+    assert sorted(shown.Tags()["scalars"]) == sorted(watch.scalars())
+    for tag, value in watch.scalars().items():
+        assert [each.step for each in shown.Scalars(tag)] == [9, 19]
+        assert shown.Scalars(tag)[-1].value == pytest.approx(value)
 
 
 def test_wandb_gets_the_scalars_with_the_row_that_the_script_logs_next() -> None:
@@ -188,6 +192,13 @@ def test_a_disk_that_fails_later_is_told_once_and_the_loop_goes_on(tmp_path: Pat
     [warning] = told
     assert str(warning.message) == f"real.watch: watches no longer: {file}: cannot be written: Is a directory"
     assert watch.current_step == 30
+
+
+def test_windows_of_a_resumed_job_begin_with_it() -> None:
+    windows: list[LatenessWindow] = []
+    with real.watch(first_step=7, every=10, report=windows.append) as watch:
+        run_steps(watch, 20)
+    assert [(each.first_step, each.last_step) for each in windows] == [(9, 16), (17, 26)]  # the first two warm up
 
 
 # --- traces ---

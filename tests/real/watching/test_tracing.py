@@ -39,6 +39,13 @@ def test_a_mark_stays_until_its_steps_are_over_and_comes_once() -> None:
     assert marker.after(window(249, (0, "persistent", ()), (2, "persistent", ())), 330) == second
 
 
+def test_a_mark_stays_in_the_middle_of_its_steps() -> None:
+    """Steps 129 to 138 are traced."""
+    marker = TraceMarker()
+    first = marker.after(window(49, (2, "persistent", ())), 130)
+    assert marker.after(window(135, (0, "persistent", ())), 180) == first
+
+
 @pytest.mark.parametrize(
     ("steps", "expected"),
     [

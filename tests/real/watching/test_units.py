@@ -251,6 +251,22 @@ def test_a_watch_knows_that_a_compiled_model_hides_the_wait_for_buffers() -> Non
     assert unseen(compiled).startswith("a rank that loads late")
 
 
+def without_exchange(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def test_a_backward_pass_of_ddp_is_one_wait_however_many_parameters_it_has() -> None:
+    log = Log()
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(8)]))
+    model.register_comm_hook(None, without_exchange)
+    attach(model, log)
+    for _ in range(2):
+        model(torch.ones(1, WIDTH)).sum().backward()
+    assert log.events == ["arrive", "leave"] * 2
+
+
 def test_removed_hooks_note_nothing() -> None:
     log = Log()
     model = fully_shard(nn.Sequential(nn.Linear(WIDTH, WIDTH)), mesh=init_device_mesh("cpu", (4,)))

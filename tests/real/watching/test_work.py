@@ -61,6 +61,18 @@ def test_an_exchange_within_another_is_one_wait() -> None:
     assert recorder.n_waits == 1
 
 
+def test_an_exchange_that_is_never_left_is_over_with_its_step() -> None:
+    recorder = WorkRecorder(Script([1.0] * 6))
+    for step in range(2):
+        recorder.arrive()
+        recorder.end_step(step)
+    with recorder.waiting():
+        pass
+    moments = recorder.end_step(2)
+    assert moments is not None
+    assert moments.waits == ((5.0, 6.0),)
+
+
 def test_an_exchange_that_fails_leaves_no_half_wait_behind() -> None:
     recorder = WorkRecorder(Script([1.0] * 9))
     recorder.arrive()

@@ -7,8 +7,9 @@ import tracemalloc
 import numpy as np
 import pytest
 from data_sets import data_plans, data_sets, loads_plan
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tiers import examples
 
 from simdist.caching import BatchReads, epoch_order, look_up, node_part, on_disk_at_first, staged_samples
 from simdist.caching.lookup import that_fit
@@ -413,8 +414,7 @@ def as_lists(reads: BatchReads) -> tuple:
     return reads.number, reads.epoch, rows, list(reads.evicted_memory), list(reads.evicted_disk)
 
 
-@pytest.mark.slow
-@settings(max_examples=300)
+@examples(300)
 @given(data_plans())
 def test_look_up_finds_what_reading_one_by_one_does(plan: Plan) -> None:
     assert [*map(as_lists, look_up(plan))] == obvious(plan)

@@ -397,7 +397,6 @@ def test_debug_shows_where_it_was_raised(tmp_path, capsys):
     assert "ScenarioError" in answer.err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "args", [["plan", "bad.yaml"], ["compare", "bad.yaml", "--json"], ["simulate", "nowhere"], ["--bad"]]
 )

@@ -124,7 +124,6 @@ def test_stdout_is_the_result_and_nothing_else(tmp_path, capsys, command):
         assert WARNING not in answer.out
 
 
-@pytest.mark.slow
 def test_reader_that_leaves_early_is_no_error(tmp_path):
     many = "\n".join(f"    - {{name: tensor{number}, count: 10}}" for number in range(600))
     text = edited(
@@ -148,7 +147,6 @@ def test_full_disk_fails_without_a_traceback(small, unbuffered):
     assert (done.returncode, done.stderr) == (1, "error: cannot print: No space left on device\n")
 
 
-@pytest.mark.slow
 def test_terminal_without_the_characters_gets_others(small):
     done = outside("compare", small, environment={"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0
@@ -317,7 +315,6 @@ def test_run_can_be_simulated_into_another_directory(small, tmp_path, capsys):
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
 
 
-@pytest.mark.slow
 def test_equal_input_gives_equal_traces_in_any_process(small, tmp_path):
     for seed in ("1", "2"):
         for engine in ("fast", "des"):
@@ -346,7 +343,6 @@ def test_plan_written_by_hand_is_simulated(small, tmp_path, capsys):
     assert json.loads(answer.out)["rows"][0]["comm_s"] == 0
 
 
-@pytest.mark.slow
 def test_simulate_draws_a_timeline_of_each_schedule(small, tmp_path, capsys):
     assert call(capsys, "simulate", small, "--plot", tmp_path / "one.png", "--schedule", "sync").code == 0
     assert call(capsys, "simulate", small, "--plot", tmp_path / "all.svg").code == 0
@@ -358,7 +354,6 @@ def fail(*_, **__):
     raise AssertionError("done all the same")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["auto", "fast"])
 @pytest.mark.parametrize("steps", [12, 49])
 def test_times_are_the_same_without_a_trace_and_no_trace_is_made(tmp_path, capsys, monkeypatch, engine, steps):
@@ -490,7 +485,6 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.slow
 def test_interruption_of_a_process_ends_it_without_a_traceback(tmp_path):
     path = write(tmp_path / "s.yaml")
     command, environment = process("compare", path, "--engine", "des", "--seeds", "100000", code=INTERRUPTIBLE)

@@ -362,6 +362,7 @@ def test_a_job_of_torchtitan_becomes_a_scenario(bare, capsys):
     assert "  micro_batches: 4  # training.global_batch_size\n" in text
 
 
+@pytest.mark.sentinel
 def test_a_config_of_hugging_face_becomes_a_scenario_with_a_range(bare, capsys):
     (bare / "config.json").write_text(json.dumps(GPT2_XL))
     given = ("--cluster", "dgx-a100", "--nodes", 2, "--steps", 16, "--json")

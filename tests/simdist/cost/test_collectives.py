@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from engine_runs import des, fast
 from flat_clusters import grouped
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from tiers import examples
 
 from simdist.cost import Shared, price, pricing
 from simdist.cost.algorithms.double_tree import parents
@@ -523,7 +524,7 @@ def least_share(kind, n, k):
     return (n - k) / n if kind in ("reduce_scatter", "all_gather") else 1.0
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(collectives())
 def test_no_algorithm_is_faster_than_its_links_allow(case):
     kind, op, cluster, count = case
@@ -542,7 +543,7 @@ def test_no_algorithm_is_faster_than_its_links_allow(case):
         assert found_s == pytest.approx(transfer.alone_s(costs.capacity_Bps))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(collectives())
 def test_what_leaves_a_port_arrives_at_another(case):
     _, op, cluster, count = case
@@ -556,7 +557,7 @@ def test_what_leaves_a_port_arrives_at_another(case):
             assert nbytes[topology.fabric_out(ranks)].sum() == pytest.approx(nbytes[topology.fabric_in(ranks)].sum())
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(collectives())
 def test_automatic_choice_of_nccl_is_never_slower_than_the_ring(case):
     kind, op, cluster, count = case
@@ -615,7 +616,7 @@ LEAVES = st.none() | st.sampled_from([1, 2, 3, 4]).map(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(collectives(), MACHINES, LEAVES, st.booleans())
 def test_groups_that_look_alike_cost_to_the_bit_what_they_cost_one_by_one(case, machines, leaves, has_host):
     _, op, cluster, count = case

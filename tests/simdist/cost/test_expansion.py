@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from expansion import Played, Round, Wire, Wires, play, rounds
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tiers import examples
 
 from simdist.cost import price
 from simdist.errors import PlanError
@@ -89,7 +90,7 @@ def n_chunks_of(messages: list[Round]) -> int:
     return max(int(each.first.max()) + each.length for each in messages if len(each.first))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(n=st.integers(2, 17), data=st.data())
 def test_all_reduce_leaves_the_sum_with_every_member(n: int, data: st.DataObject) -> None:
     op = data.draw(st.sampled_from(all_reduces(n)))
@@ -121,7 +122,7 @@ def test_all_gather_hands_every_chunk_to_everybody(algorithm: str) -> None:
     assert (carried_out(messages, values) == np.arange(1, 9)).all()
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(n=st.integers(2, 17), algorithm=st.sampled_from(["ring", "tree", "direct"]), data=st.data())
 def test_rooted_collectives_end_where_they_should(n: int, algorithm: str, data: st.DataObject) -> None:
     root, n_chunks = data.draw(st.integers(0, n - 1)), data.draw(st.integers(1, 4))
@@ -242,7 +243,7 @@ def test_late_receiver_gets_what_its_sender_has_had_for_long() -> None:
     assert sent.end_s[3] == pytest.approx(1.0 + NBYTES / BANDWIDTH_BPS, rel=1e-9)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(n=st.integers(2, 12), data=st.data())
 def test_starting_later_is_never_faster_and_never_costs_more_than_the_delay(n: int, data: st.DataObject) -> None:
     op = data.draw(st.sampled_from([each for each in all_reduces(n) if each.algorithm in ("ring", "tree")]))

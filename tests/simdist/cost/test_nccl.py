@@ -5,9 +5,10 @@ import itertools
 import numpy as np
 import pytest
 from flat_clusters import grouped
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from tiers import examples
 
 from simdist import scenario
 from simdist.cost import Shared, price
@@ -225,7 +226,7 @@ def test_more_bytes_never_take_less_time(name, n_domains, kind):
     assert all(after >= before * (1 - 1e-12) for before, after in itertools.pairwise(times))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     name=st.sampled_from(scenario.presets.names("clusters")),
     n_domains=st.integers(1, 12),

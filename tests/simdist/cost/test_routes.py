@@ -6,8 +6,9 @@ from itertools import product
 import numpy as np
 import pytest
 from flat_clusters import grouped
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from tiers import examples
 
 from simdist.cost import price, pricing, routes, topology
 from simdist.cost.routes import Routes, Wiring
@@ -185,7 +186,7 @@ def assert_same(found, plain, rtol):
         np.testing.assert_allclose(stage.nbytes, other.nbytes, rtol=rtol)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(collectives())
 def test_prices_are_those_of_messages_one_by_one(case):
     op, count, machines = case
@@ -197,7 +198,7 @@ def test_prices_are_those_of_messages_one_by_one(case):
         assert_same(found, plain, rtol=1e-12)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(collectives())
 def test_prices_do_not_depend_on_what_was_priced_before(case):
     op, count, machines = case

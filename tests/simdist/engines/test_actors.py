@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engine_runs import simulate
-from hypothesis import given, settings
+from hypothesis import given
 from priced_runs import runs
+from tiers import examples
 
 import simdist
 from simdist import scenario
@@ -399,7 +400,7 @@ def test_the_fast_engine_refuses_actors_and_observers_and_auto_takes_the_other()
 # ---------------------------------------------------------------- observers
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(runs())
 def test_observers_hear_what_the_trace_says_in_order_of_time(run):
     plan, costs, _ = run
@@ -422,7 +423,7 @@ def test_observers_hear_what_the_trace_says_in_order_of_time(run):
                 assert told_s == table[instance.index, rank]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(runs())
 def test_an_actor_that_does_nothing_changes_nothing(run):
     ordinary, trace = (simulate(*run, engine="des", actors=each) for each in ([], [doing_nothing]))

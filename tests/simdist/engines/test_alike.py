@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from engine_runs import alike, des
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from priced_runs import runs
+from tiers import examples
 from timeouts import within_cpu_s
 
 from simdist.cost import price
@@ -16,9 +17,10 @@ from simdist.engines import alike as alike_engine
 from simdist.engines import symmetry
 from simdist.engines.symmetry import Symmetry
 from simdist.errors import RunError, UnsupportedError
-from simdist.plan import AllReduce, Buffer, Delay, Lane, Load, Plan, Save
+from simdist.plan import AllReduce, Buffer, Copy, Delay, Forward, Lane, Load, Plan, Save
 from simdist.plan.delays import DrawnDelays
 from simdist.plan.group import Group
+from simdist.plan.lanes import COMM
 from simdist.plan.plan import Run
 from simdist.runs.building import build, delay_sampler, delays
 from simdist.runs.memory import memory_of
@@ -68,7 +70,7 @@ def same(trace, reference):
         )
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(runs())
 def test_all_times_are_those_of_the_ranks_one_by_one(run):
     plan, costs, drawn = run
@@ -106,7 +108,7 @@ def sharded_jobs(draw):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(sharded_jobs())
 def test_sharded_jobs_take_the_times_of_the_ranks_one_by_one(text):
     scenario = loads(text)
@@ -118,7 +120,7 @@ def test_sharded_jobs_take_the_times_of_the_ranks_one_by_one(text):
     same(trace, des.simulate(built.plan, built.costs, drawn))
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(sharded_jobs())
 def test_several_seeds_are_broken_down_like_their_traces(text):
     scenario = loads(text)
@@ -454,3 +456,130 @@ def test_a_comparison_takes_one_rank_of_each_kind_and_gives_the_same_answer(monk
     assert row.engine == "des"
     assert row.step_s == pytest.approx(by_events[0].step_s, rel=1e-12)
     assert row.wait_s == pytest.approx(by_events[0].wait_s, rel=1e-9)
+
+
+# ---------------------------------------------------------------- what kinds of ranks, groups and links are told by
+
+REPLICATE = Lane("replicate", "comm", "replicate")
+
+
+def by_both(plan, costs, late_s=None):
+    """Simulate by kinds, compare with the ranks one by one, and return the latter's trace."""
+    drawn = {} if late_s is None else {"host": np.array(late_s)}
+    reference = des.simulate(plan, costs, drawn)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(alike_engine, "_MOST_KINDS", 1.0)
+        same(alike.simulate(plan, costs, DrawnDelays(drawn)), reference)
+    return reference
+
+
+@pytest.mark.parametrize("lanes", [(COMM,), (COMM, REPLICATE)], ids=["alone", "shared"])
+def test_pairs_within_and_between_nodes_are_told_apart_by_their_links(lanes):
+    """Of three GPUs a node, (0, 1) and (4, 5) average over the fabric, and (2, 3) over a network ten times slower.
+
+    Whichever pairs are late, by whatever time: some kinds then have the order of those with another late pair.
+    """
+    averages = [AllReduce(f"flat.{number}", Group(2), lane=lane) for number, lane in enumerate(lanes)]
+    buffers = tuple(Buffer(each.buffer, 250, initialized=True) for each in averages)
+    late_s = [
+        [float(value) * (rank in late) for rank in range(6)] for value in range(1, 9) for late in ((2, 3), (0, 1, 4, 5))
+    ]
+    plan = Plan.from_steps("pairs", world_size=6, buffers=buffers, steps=[(Delay("host"), *averages)] * len(late_s))
+    fabric = Link(latency_s=1e-3, bandwidth_Bps=1e7)
+    costs = price(plan, Cluster(nodes=2, gpus_per_node=3, fabric=fabric, network=LINE), WORKLOAD)
+    assert bool(costs.contested) == (len(lanes) > 1)
+    reference = by_both(plan, costs, [late_s])
+    took_s = (reference.end_s - reference.start_s)[1]
+    assert took_s[2] > 1.3 * took_s[0]
+
+
+def test_stages_of_a_transfer_flow_at_rates_of_their_own():
+    buffers = (Buffer("far", 2_000, initialized=True),)
+    body = tuple(AllReduce("far", Group(8), algorithm="hierarchical", lane=lane) for lane in (COMM, REPLICATE))
+    plan = Plan.from_steps("stages", world_size=8, buffers=buffers, steps=[body])
+    fabric = Link(latency_s=1e-3, bandwidth_Bps=1e7)
+    by_both(plan, price(plan, Cluster(nodes=2, gpus_per_node=4, fabric=fabric, network=LINE), WORKLOAD))
+
+
+def test_ranks_of_another_speed_are_not_those_that_come_first():
+    scenario = job(2, schedule="fsdp")
+    slow = {"slow_devices": [{"ranks": [5], "speed": 0.5}]}
+    document = scenario.model_dump(exclude_unset=True)
+    built = build(
+        scenario.model_copy(update={"cluster": scenario.cluster.model_validate(document["cluster"] | slow)}),
+        scenario.schedules[0],
+    )
+    by_both(built.plan, built.costs)
+
+
+def test_the_first_rank_has_the_times_of_its_kind():
+    plan, costs = crossing()
+    for late in range(8):
+        late_s = {"host": np.eye(8)[[late]][np.newaxis]}
+        reference = des.simulate(plan, costs, late_s)
+        found = alike.times_of_first_rank(plan, costs, DrawnDelays(late_s))
+        for its, expected in zip(found, (reference.start_s, reference.end_s), strict=True):
+            np.testing.assert_allclose(its, expected[:, 0], rtol=1e-12)
+
+
+# ---------------------------------------------------------------- from step to step
+
+
+def test_a_stream_that_is_busy_goes_on_when_it_is_free():
+    """The average ends at 5 ms, and the forward pass of 100 ms before what reads it."""
+    buffers = (
+        Buffer("far", 250, initialized=True),
+        Buffer("copy", 250),
+        Buffer("param", 1, tensors=(0, 1), initialized=True),
+        Buffer("loss", 1),
+    )
+    body = (AllReduce("far", Group(2, stride=4)), Forward(("param",), ("loss",)), Copy("far", "copy"))
+    plan = Plan.from_steps("busy", world_size=8, buffers=buffers, steps=[body])
+    reference = by_both(plan, price(plan, Cluster(nodes=2, gpus_per_node=4, fabric=LINE, network=LINE), WORKLOAD))
+    assert reference.end_s[0].max() < reference.ready_s[2].min() == 0.1
+
+
+@pytest.mark.parametrize("schedule", ["{kind: local_sgd, period: 4, overlap_steps: 3}", "{kind: diloco, period: 3}"])
+def test_steps_that_wait_for_one_some_steps_before_take_the_times_of_the_ranks_one_by_one(schedule):
+    scenario = job(13, DISTURBANCES[3], schedule=schedule)
+    built = build(scenario, scenario.schedules[0])
+    told = []
+    trace = alike.simulate(built.plan, built.costs, DrawnDelays(delays(scenario)), progress=told.append)
+    same(trace, des.simulate(built.plan, built.costs, delays(scenario)))
+    assert told == list(range(1, 14))
+
+
+def test_a_run_ends_with_the_last_transfer_of_any_step():
+    """A save of 100 kB takes 100 ms, and the steps after it no time."""
+    buffers = (Buffer("copy", 25_000, initialized=True),)
+    plan = Plan.from_steps("saving", world_size=2, buffers=buffers, steps=[(Save(("copy",)),), *[(Delay("host"),)] * 3])
+    storage = Storage(latency_s=1e-3, bandwidth_Bps=2e6, client_bandwidth_Bps=1e6)
+    costs = price(plan, Cluster(nodes=2, gpus_per_node=1, fabric=LINE, network=LINE, storage=storage), WORKLOAD)
+    late_s = {"host": np.full((1, 4, 2), 1e-3)}
+    (step_s,) = alike.step_s(plan, costs, DrawnDelays(late_s), n_seeds=1)
+    assert 4 * step_s == pytest.approx(des.simulate(plan, costs, late_s).makespan_s, rel=1e-12)
+    assert 4 * step_s > 0.1
+
+
+def test_steps_after_as_many_as_are_joined_are_apart_again(monkeypatch):
+    """A save goes on in the next step only."""
+    monkeypatch.setattr(alike_engine, "_MOST_JOINED", 2)
+    plan, costs = saving(7, every=3)
+    by_both(plan, costs)
+
+
+def test_what_is_known_of_a_step_depends_on_the_links_that_are_busy():
+    """A step of nothing follows an average over NICs, then one over the fabric. Then others want the fabric."""
+    buffers = (
+        Buffer("near", 250, initialized=True),
+        Buffer("far", 250, initialized=True),
+        Buffer("late", 250, initialized=True),
+    )
+    near, far = AllReduce("near", Group(4)), AllReduce("far", Group(2, stride=4))
+    again = AllReduce("late", Group(4), lane=REPLICATE)
+    steps = [(far,), (), (near,), (), (again,)]
+    plan = Plan.from_steps("idle", world_size=8, buffers=buffers, steps=steps)
+    plan = replace(plan, order=tuple(Run((body,)) for body in plan.body_of_steps()))
+    costs = price(plan, Cluster(nodes=2, gpus_per_node=4, fabric=LINE, network=LINE), WORKLOAD)
+    with pytest.raises(UnsupportedError, match="still run when a later step begins"):
+        alike.simulate(plan, costs, DrawnDelays({}))

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from engine_runs import des, fast
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
+from tiers import examples
 
 from simdist.cost import Shared, price
 from simdist.errors import UnsupportedError
@@ -81,7 +82,7 @@ def by_members(cost, come_s):
     return np.array(now)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     shape=st.sampled_from([(1, 2), (4, 2), (2, 4), (3, 1), (5, 1)]),
     nbytes=st.sampled_from([4_000, 8_000_000, 60_000_000]),

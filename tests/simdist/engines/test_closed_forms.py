@@ -6,8 +6,9 @@ import closed_forms
 import numpy as np
 import pytest
 from engine_runs import des, fast
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tiers import examples
 
 from simdist import scenario
 from simdist.cost import price
@@ -216,7 +217,7 @@ def test_stragglers_that_cost_under_10_percent_add_little_to_what_saved_communic
     assert 1.0 < small_stragglers(delay)["hsgd-4-32,8-64"] / alone < 1.035
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     counts=st.lists(st.integers(1, 500_000), min_size=1, max_size=8),
     bucket_nbytes=st.sampled_from([4, 100_000, 1_000_000, 25_000_000]),

@@ -1,21 +1,25 @@
 """Groups that share links and start apart: the fast engine gives the times of the discrete-event engine."""
 
 import itertools
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 from engine_runs import des, fast
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from priced_runs import delays_of, workloads
+from tiers import examples
 
 from simdist.cost import price
 from simdist.engines import contention, recurrence
-from simdist.errors import UnsupportedError
-from simdist.plan import AllReduce, Backward, Buffer, Delay, Forward, Optimize, Plan
+from simdist.engines.contention import Contention, MeetingEstimate, SharedLinks
+from simdist.errors import UnforeseenError, UnsupportedError
+from simdist.plan import AllReduce, Backward, Buffer, Delay, Forward, Lane, Optimize, Plan
 from simdist.plan.check import check
 from simdist.plan.delays import DrawnDelays
 from simdist.plan.group import Group
+from simdist.plan.lanes import COMM
 from simdist.scenario.cluster import Cluster, Link
 from simdist.scenario.workload import Tensor, Workload
 from simdist.traces.breakdown import STATES, break_down
@@ -72,7 +76,7 @@ def shared_runs(draw, *, n_seeds=1):
     return plan, costs, draw(delays_of(plan, n_seeds=n_seeds))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(shared_runs(), st.booleans())
 def test_operations_of_one_stream_share_links_as_in_the_discrete_event_engine(run, is_large):
     plan, costs, delays = run
@@ -95,7 +99,7 @@ def test_operations_of_one_stream_share_links_as_in_the_discrete_event_engine(ru
         )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(shared_runs(n_seeds=3), st.booleans())
 def test_seeds_side_by_side_have_the_times_of_each_alone(run, is_large):
     plan, costs, delays = run
@@ -164,3 +168,124 @@ def test_many_transfers_that_share_a_link_are_left_to_the_discrete_event_engine(
         UnsupportedError, match=r"all_reduce\(param, .*\) at step 0: 2 transfers share links: use --eng"
     ):
         fast.measure(plan, costs, DrawnDelays(delays), n_seeds=2)
+
+
+# ---------------------------------------------------------------- by hand
+
+
+def in_pairs(*strides: int, nodes: int = 4, n_steps: int = 2, lanes: tuple[Lane, ...] = (), **topology: float):
+    """Return a plan in which pairs of ranks average, of two GPUs on each node, and its prices.
+
+    With a stride of 2, the two pairs of nodes 0 and 1 share NICs, and so do those of nodes 2 and 3. With a stride of 4,
+    nodes 0 and 2, and 1 and 3.
+    """
+    buffers = (Buffer("near", 1_000, initialized=True), Buffer("far", 3_000, initialized=True))
+    lanes = lanes or (COMM,) * len(strides)
+    averages = [
+        AllReduce(("near", "far")[at % 2], Group(2, stride=stride), lane=lane)
+        for at, (stride, lane) in enumerate(zip(strides, lanes, strict=True))
+    ]
+    plan = Plan.from_steps("pairs", world_size=2 * nodes, buffers=buffers, steps=[(Delay("host"), *averages)] * n_steps)
+    check(plan)
+    line = Link(latency_s=1e-3, bandwidth_Bps=1e6)
+    workload = Workload(tensors=(Tensor(name="w", count=1),), batch_size=1, forward_s=0.1, backward_s=0.2)
+    cluster = Cluster(nodes=nodes, gpus_per_node=2, fabric=line, network=line, topology=topology)
+    return plan, price(plan, cluster, workload)
+
+
+@pytest.mark.parametrize(
+    ("strides", "topology"),
+    [
+        ((2, 2, 2), {}),
+        ((2, 4, 2), {}),  # all nodes share NICs through others
+        ((2, 4), {"oversubscription": 4}),
+        ((2, 2), {"host_bridge_Bps": 5e5}),  # which the same bytes pass as the NIC
+    ],
+)
+def test_pairs_on_the_nics_of_two_gpus_take_the_times_of_events(strides, topology):
+    plan, costs = in_pairs(*strides, **topology)
+    drawn = np.random.default_rng(0).choice([0.0, 1e-3, 4e-3, 0.03], (4, plan.n_steps, 8))
+    together = fast.measure(plan, costs, DrawnDelays({"host": drawn}), n_seeds=len(drawn))
+    for seed, delays in enumerate(drawn):
+        one = {"host": delays[np.newaxis]}
+        expected = des.simulate(plan, costs, one)
+        np.testing.assert_allclose(fast.simulate(plan, costs, one).end_s, expected.end_s, rtol=1e-12)
+        assert together.makespan_s[seed] == pytest.approx(expected.makespan_s, rel=1e-12)
+
+
+def test_each_seed_has_the_links_of_its_own_prices():
+    drawn = np.random.default_rng(0).choice([0.0, 1e-3, 4e-3, 0.03], (2, 2, 8))
+    plan, wide = in_pairs(2, 2)
+    _, narrow = in_pairs(2, 2, host_bridge_Bps=3e5)
+    step_s = fast.step_s(plan, [wide, narrow], DrawnDelays({"host": drawn}))
+    for costs, delays, found_s in zip((wide, narrow), drawn, step_s, strict=True):
+        expected = des.simulate(plan, costs, {"host": delays[np.newaxis]})
+        assert found_s == pytest.approx(expected.makespan_s / plan.n_steps, rel=1e-12)
+
+
+REPLICATE = Lane("replicate", "comm", "replicate")
+
+
+def on_two_nodes(lane: Lane = COMM):
+    """Return the links of two nodes, and two operations on their NICs, the second one on some lane."""
+    plan, costs = in_pairs(2, 2, nodes=2, lanes=(COMM, lane))
+    _, near, far = plan.bodies[0]
+    return SharedLinks([costs], plan.world_size), near, far
+
+
+def times(*seconds: float) -> np.ndarray:
+    """Return times of groups, of one seed."""
+    return np.array(seconds)[:, np.newaxis]
+
+
+def test_an_operation_that_starts_before_others_have_ended_is_refused_after_they_left():
+    links, near, far = on_two_nodes(REPLICATE)
+    for start_s, is_refused in ((2.0, True), (3.0, False)):
+        transfers = Contention(links, 1)
+        transfers.ends(near, 0, 0, times(1.0, 1.0), times(3.0, 3.0))
+        assert transfers.leave(times(5.0))
+        with pytest.raises(UnforeseenError, match="may still use a link") if is_refused else nullcontext():
+            transfers.ends(far, 1, 0, times(start_s, start_s), times(6.0, 6.0))
+
+
+def test_groups_that_start_together_before_others_have_ended_are_refused():
+    links, near, far = on_two_nodes(REPLICATE)
+    transfers = Contention(links, 1)
+    of_near, of_far = (transfers.of(op).of_one_rank() for op in (near, far))
+    of_near.ends(0, 0, times(1.0), times(3.0))
+    with pytest.raises(UnforeseenError, match="may still use a link"):
+        of_far.ends(1, 0, times(2.0), times(6.0))
+
+
+def test_a_recurrence_that_cannot_go_back_refuses_operations_of_one_lane_that_meet():
+    links, near, far = on_two_nodes()
+    for may_go_back in (True, False):
+        estimate = MeetingEstimate(links, 1, may_go_back=may_go_back)
+        estimate.of(near).ends(0, 0, times(1.0, 1.0), times(3.0, 3.0))
+        with nullcontext() if may_go_back else pytest.raises(UnforeseenError, match="may still use a link"):
+            estimate.of(far).ends(1, 0, times(2.0, 4.0), times(6.0, 6.0))
+
+
+def test_no_time_is_final_before_all_transfers_have_ended_and_the_recurrence_has_come_again():
+    links, near, far = on_two_nodes()
+    transfers = Contention(links, 1)
+    transfers.ends(near, 0, 0, times(1.0, 1.0), times(1.01, 1.01))
+    assert not transfers.leave(times(1.005))
+    found_s, first = transfers.ends(far, 1, 0, times(1.002, 2.0), times(1.03, 2.03))
+    assert found_s is None
+    assert first == 0  # it slows down the first one, which ends later
+    assert not transfers.leave(times(9.0))
+
+
+def test_all_that_start_at_another_time_are_computed_again():
+    """In seed 0 both meet, and the first one then starts later. In seed 1 they are apart, and the second one does."""
+    links, near, far = on_two_nodes()
+    transfers = Contention(links, 2)
+    near_s, far_s = np.array([[1.0, 1.0]] * 2), np.array([[1.002, 5.0]] * 2)
+    transfers.ends(near, 0, 0, near_s, near_s + 0.01)
+    found_s, _ = transfers.ends(far, 1, 0, far_s, far_s + 0.03)
+    assert found_s is None
+    transfers.ends(near, 0, 0, near_s + np.array([5e-4, 0.0]), near_s + 0.01)
+    found_s, first = transfers.ends(far, 1, 0, far_s + np.array([0.0, 1.0]), far_s + 0.03)
+    assert found_s is None
+    assert first == 0

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import plans
 import pytest
-from engine_runs import des, fast, simulate
-from hypothesis import assume, event, given, settings
+from engine_runs import alike, des, fast, simulate
+from hypothesis import assume, event, given
 from hypothesis import strategies as st
 from priced_runs import WITHOUT_STORAGE, arrays, clusters, delays_of, runs, workloads
+from tiers import examples
 
 import simdist
 from simdist.cost import price
@@ -55,8 +56,7 @@ def without_contention(op_kinds=WITHOUT_STORAGE):
     return runs(op_kinds=op_kinds).filter(lambda run: not run[1].contested)
 
 
-@pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(runs())
 def test_engines_agree(run):
     """To the last bit where nothing is shared, to 1e-9 where the fast engine takes shared resources on."""
@@ -78,8 +78,7 @@ def test_engines_agree(run):
             np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(without_contention())
 def test_engines_agree_to_the_last_bit_without_contention(run):
     plan, costs, delays = run
@@ -88,7 +87,7 @@ def test_engines_agree_to_the_last_bit_without_contention(run):
         np.testing.assert_array_equal(getattr(trace, name), getattr(reference, name))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(runs())
 def test_order_written_out_step_by_step_gives_the_same_times(run):
     plan, costs, delays = run
@@ -101,8 +100,7 @@ def test_order_written_out_step_by_step_gives_the_same_times(run):
         np.testing.assert_array_equal(getattr(trace, name), getattr(other, name))
 
 
-@pytest.mark.slow
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(runs())
 def test_measuring_without_a_trace_gives_the_breakdown_of_the_trace(run):
     plan, costs, delays = run
@@ -117,7 +115,7 @@ def test_measuring_without_a_trace_gives_the_breakdown_of_the_trace(run):
         np.testing.assert_array_equal(getattr(measured, name), getattr(expected, name))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.data())
 def test_transfers_that_end_together_take_what_the_network_gives_them(data):
     """The formula for equal transfers, beside the simulated network."""
@@ -146,7 +144,7 @@ def test_transfers_of_different_sizes_do_not_end_together():
 WITHOUT_DELAYS = tuple(kind for kind in plans.OP_KINDS if kind is not Delay)
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(st.data())
 def test_one_rank_and_one_seed_stand_for_all_only_where_they_are_alike(data):
     """To the last bit, in every rank and seed, and with a price list for each seed."""
@@ -168,8 +166,7 @@ def test_one_rank_and_one_seed_stand_for_all_only_where_they_are_alike(data):
     event("one for all" if stands_for_all else "each its own")
 
 
-@pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.data())
 def test_seeds_in_one_batch_do_not_touch_each_other(data):
     plan = data.draw(plans.legal_plans(op_kinds=WITHOUT_STORAGE))
@@ -185,8 +182,7 @@ def test_seeds_in_one_batch_do_not_touch_each_other(data):
             np.testing.assert_array_equal(getattr(together, name)[:, seed], getattr(alone, name)[:, 0])
 
 
-@pytest.mark.slow
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(runs())
 def test_every_operation_is_ready_then_starts_then_ends_after_what_it_needs(run):
     plan, costs, delays = run
@@ -204,8 +200,7 @@ def test_every_operation_is_ready_then_starts_then_ends_after_what_it_needs(run)
             assert (trace.start_s[instance.index] == ready_s).all()
 
 
-@pytest.mark.slow
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(runs().filter(lambda run: not drops_late(run[0])))
 def test_members_of_a_group_start_when_the_last_is_ready_and_end_together(run):
     plan, costs, delays = run
@@ -218,8 +213,7 @@ def test_members_of_a_group_start_when_the_last_is_ready_and_end_together(run):
                 assert (end_s == end_s[0]).all()
 
 
-@pytest.mark.slow
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(st.data())
 def test_more_delay_is_never_faster(data):
     """Every time is a maximum of sums; a link that is shared can reward lateness, so nothing is shared here.
@@ -234,7 +228,7 @@ def test_more_delay_is_never_faster(data):
         assert (getattr(after, name) >= getattr(before, name)).all()
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(runs(op_kinds=(Tick, *WITHOUT_STORAGE)))
 def test_a_tick_holds_its_stream_for_less_than_a_period_and_until_a_multiple_of_it(run):
     plan, costs, delays = run
@@ -257,6 +251,7 @@ TICKING = (
 FORWARD = Forward(("param",), ("loss",))
 BACKWARD_1, BACKWARD_0 = (Backward(("param", "loss"), f"grad.{n}") for n in (1, 0))
 BOTH_ENGINES = pytest.mark.parametrize("engine", [des, fast], ids=["des", "fast"])
+ALL_ENGINES = pytest.mark.parametrize("engine", [des, alike, fast], ids=["des", "alike", "fast"])  # of equal ranks
 
 
 def ticking(engine, body, delays=((0.0, 0.0),), *, all_reduce_s=1.0):
@@ -295,7 +290,7 @@ def test_a_gradient_waits_for_the_next_tick_and_its_all_reduce_for_the_last_rank
     assert times_of(trace, 4) == [(8.0, ticked_s, reduced_s), (ticked_s, ticked_s, reduced_s)]
 
 
-@BOTH_ENGINES
+@ALL_ENGINES
 @pytest.mark.parametrize(
     ("all_reduce_s", "second_tick"),
     [
@@ -317,13 +312,13 @@ def test_a_tick_that_passed_while_the_stream_was_busy_holds_nothing(engine, all_
     assert times_of(trace, 7) == [(second_tick[2], second_tick[2], second_tick[2] + all_reduce_s)] * 2
 
 
-@BOTH_ENGINES
+@ALL_ENGINES
 def test_a_tick_for_several_buffers_counts_from_the_last_of_them(engine):
     body = (FORWARD, BACKWARD_1, BACKWARD_0, Tick(("grad.1", "grad.0"), 4.0), AllReduce("grad.0", Group(2)))
     assert times_of(ticking(engine, body), 4) == [(10.0, 10.0, 12.0)] * 2
 
 
-@BOTH_ENGINES
+@ALL_ENGINES
 def test_the_clock_runs_from_the_start_of_the_run_and_not_of_the_step(engine):
     """Every 7 s: steps of 2 + 4 s start at 0 s, 8 s (after the all-reduce of 7-8 s) and 15 s."""
     body = (FORWARD, BACKWARD_1, Tick(("grad.1",), 7.0), AllReduce("grad.1", Group(2)), Wait("grad.1"))
@@ -369,7 +364,7 @@ def meeting_everybody(plan):
     return dataclasses.replace(plan, bodies=tuple(tuple(map(widened, body)) for body in plan.bodies))
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.data())
 def test_relabelling_ranks_permutes_the_trace(data):
     """Everybody meets everybody and does the same, so any two ranks may swap places."""
@@ -382,7 +377,7 @@ def test_relabelling_ranks_permutes_the_trace(data):
     assert_permuted(plan, costs, data.draw(delays_of(plan)), data.draw(st.permutations(range(plan.world_size))))
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.data())
 def test_relabelling_groups_permutes_the_trace(data):
     """Pairs inside fours inside eight: members of a pair may swap, pairs of a four, and fours."""
@@ -519,7 +514,6 @@ schedules: [{kind: sync}, {kind: local_sgd, period: 2}, {kind: hierarchical_sgd,
 """
 
 
-@pytest.mark.slow
 def test_two_processes_write_the_same_bytes(tmp_path):
     """With either engine, whatever the order of sets and dictionaries with hashed keys."""
     hashes = []

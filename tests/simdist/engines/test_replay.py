@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 from engine_runs import des, fast
-from hypothesis import given, settings
+from hypothesis import given
 from priced_runs import runs
+from tiers import examples
 from traces import STEP, plan_of, trace_of, two_steps
 
 from simdist.engines.recurrence import Durations
@@ -45,8 +46,7 @@ def assert_same(found: Trace, expected: Trace) -> None:
         np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(runs().filter(lambda run: not drops_late(run[0])))
 def test_a_simulated_trace_is_replayed_as_it_was(run) -> None:
     plan, costs, drawn = run
@@ -54,8 +54,7 @@ def test_a_simulated_trace_is_replayed_as_it_was(run) -> None:
     assert_same(replayed_trace(trace, timing(trace)), trace)
 
 
-@pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(runs().filter(lambda run: not drops_late(run[0])))
 def test_step_ends_of_a_replay_are_those_of_the_trace(run) -> None:
     plan, costs, drawn = run

@@ -5,8 +5,6 @@ import time
 from concurrent.futures import BrokenExecutor
 from contextlib import closing
 
-import pytest
-
 from simdist.jobs import InProcess, LocalPool, finished
 
 
@@ -50,7 +48,6 @@ def test_items_are_taken_when_there_is_room_for_them() -> None:
         assert taken == list(range(number + 1))
 
 
-@pytest.mark.slow
 def test_a_worker_that_dies_takes_with_it_what_it_was_given_and_no_more() -> None:
     with LocalPool(2) as pool:
         outcomes = {item: future.exception() for item, future in finished(pool, die_of_three, range(8), n_underway=2)}
@@ -59,7 +56,6 @@ def test_a_worker_that_dies_takes_with_it_what_it_was_given_and_no_more() -> Non
     assert [item for item, error in outcomes.items() if error is not None] == [3]
 
 
-@pytest.mark.slow
 def test_what_waits_is_not_begun_when_the_caller_stops(tmp_path) -> None:
     paths = [tmp_path / str(number) for number in range(20)]
     with LocalPool(1) as pool, closing(finished(pool, sleep_and_touch, paths, n_underway=2)) as outcomes:

@@ -4,9 +4,10 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from messages import assert_message
 from plans import ALGORITHMS, legal_plans, schedule_plans
+from tiers import examples
 
 from simdist.errors import PlanError
 from simdist.plan import Buffer, Plan, Run, op_text, ops
@@ -375,13 +376,13 @@ def test_what_no_gpu_can_do_is_refused(op: ops.Op, problem: str) -> None:
         check(Plan("hand", 8, buffers, ((op,),), (Run((0,)),)))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(legal_plans(algorithms=ALGORITHMS))
 def test_random_legal_plans_pass(plan: Plan) -> None:
     check(plan)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(schedule_plans())
 def test_plans_of_schedules_pass(plan: Plan) -> None:
     check(plan)

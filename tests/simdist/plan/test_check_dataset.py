@@ -98,7 +98,6 @@ def test_buffer_that_does_not_hold_a_batch_is_refused() -> None:
         check(plan_of(LOAD, batch=dataclasses.replace(BATCH, count=41)))
 
 
-@pytest.mark.slow
 @given(data_plans())
 def test_random_plans_with_data_sets_are_legal_and_survive_json(plan: Plan) -> None:
     check(plan)

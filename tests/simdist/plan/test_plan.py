@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import ALGORITHMS, legal_plans, schedule_plans
+from tiers import examples
 
 from simdist.errors import PlanError
 from simdist.plan import Body, Buffer, Plan, Run, dumps, load, loads, op_text, ops, plan_text, save
@@ -187,7 +188,7 @@ def test_operation_states_its_text_stream_and_buffers(
     assert (op_text(op), ops.lane_of(op).stream, ops.reads(op), ops.writes(op)) == (text, stream, read, written)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(legal_plans(algorithms=ALGORITHMS))
 def test_every_operation_runs_on_a_known_stream(plan: Plan) -> None:
     assert {ops.lane_of(op) for body in plan.bodies for op in body} <= set(plan.lanes)
@@ -279,7 +280,7 @@ def test_a_run_is_the_pattern_that_covers_most(pattern: list[int], times: int, r
         assert first.times == 1
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(legal_plans(algorithms=ALGORITHMS))
 def test_first_instances_counts_the_operations_before_each_step(plan: Plan) -> None:
     lengths = [len(plan.bodies[body]) for body in plan.body_of_steps()]
@@ -397,8 +398,7 @@ def test_digest_depends_on_everything_else() -> None:
 # ---------------------------------------------------------------- JSON
 
 
-@pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(legal_plans(algorithms=ALGORITHMS))
 def test_random_plan_survives_a_round_trip_through_json(plan: Plan) -> None:
     again = loads(dumps(plan))
@@ -406,7 +406,7 @@ def test_random_plan_survives_a_round_trip_through_json(plan: Plan) -> None:
     assert again.digest() == plan.digest()
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(schedule_plans())
 def test_plan_of_a_schedule_survives_a_round_trip_through_json(plan: Plan) -> None:
     assert loads(dumps(plan)) == plan
@@ -592,7 +592,7 @@ def test_order_reads_as_runs(order: tuple[Run, ...], text: str) -> None:
     assert order_text(order) == text
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(legal_plans(algorithms=ALGORITHMS))
 def test_any_plan_prints_with_a_line_for_every_buffer_and_operation(plan: Plan) -> None:
     lines = plan_text(plan).splitlines()

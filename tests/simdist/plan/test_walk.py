@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from plans import ALGORITHMS, legal_plans, schedule_plans, spelled_out
+from tiers import examples
 
 from simdist.plan import (
     AllReduce,
@@ -199,13 +200,13 @@ def assert_equals_the_naive_derivation(plan: Plan) -> None:
             assert instances[kept].lane != instance.lane
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(legal_plans(algorithms=ALGORITHMS, max_bodies=4, max_times=3))
 def test_dependencies_of_random_plans_are_those_of_a_naive_derivation_and_none_is_redundant(plan: Plan) -> None:
     assert_equals_the_naive_derivation(plan)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(schedule_plans(max_steps=10))
 def test_dependencies_of_schedules_are_those_of_a_naive_derivation_and_none_is_redundant(plan: Plan) -> None:
     assert_equals_the_naive_derivation(plan)
@@ -224,14 +225,13 @@ def assert_replay_changes_nothing(plan: Plan) -> None:
     assert [index.body(step) for step in range(plan.n_steps)] == list(plan.body_of_steps())
 
 
-@pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(legal_plans(algorithms=ALGORITHMS, max_bodies=3, max_runs=5, max_times=25))
 def test_replayed_stretches_of_random_plans_equal_a_walk_step_by_step(plan: Plan) -> None:
     assert_replay_changes_nothing(plan)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(schedule_plans(max_steps=80))
 def test_replayed_stretches_of_schedules_equal_a_walk_step_by_step(plan: Plan) -> None:
     assert_replay_changes_nothing(plan)
@@ -299,19 +299,19 @@ def assert_live_is_complete(plan: Plan) -> None:
         assert wanted <= kept, f"after {end}: {sorted(wanted - kept)} are referred to, but not live"
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(legal_plans(algorithms=ALGORITHMS, max_bodies=3, max_times=6))
 def test_live_never_drops_what_a_later_operation_of_a_random_plan_refers_to(plan: Plan) -> None:
     assert_live_is_complete(plan)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(schedule_plans(max_steps=24))
 def test_live_never_drops_what_a_later_operation_of_a_schedule_refers_to(plan: Plan) -> None:
     assert_live_is_complete(plan)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(legal_plans(algorithms=ALGORITHMS, max_bodies=3, max_times=6))
 def test_previous_is_the_predecessor_on_the_same_stream(plan: Plan) -> None:
     tails: dict[Lane, int] = {}

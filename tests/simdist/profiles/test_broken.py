@@ -412,7 +412,6 @@ def test_step_of_which_the_gpu_part_is_cut_off_within_the_update_is_left_out(tmp
     assert_right(tmp_path / "job.yaml", truth, n_steps=2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_trace_cut_off_anywhere_costs_steps_and_not_the_truth(tmp_path, capsys, device):
     truth = replace(TRUTH, n_ranks=2, delays=())

@@ -284,6 +284,7 @@ def test_an_untraced_straggler_is_told_at_least(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- what is said and written
 
 
+@pytest.mark.sentinel
 def test_the_scenario_of_the_files_answers_what_other_shardings_would_take(tmp_path: Path, capsys) -> None:
     write_traces(tmp_path, job("hsdp, shard: 4", nodes=2))
     path = tmp_path / "job.yaml"

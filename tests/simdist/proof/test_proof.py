@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plans import groups
+from tiers import examples
 
 from simdist.errors import PlanError
 from simdist.plan import Body, Buffer, Plan, Result, Run, op_text, ops
@@ -565,7 +566,7 @@ def collective_sequences(draw: st.DrawFn) -> Body:
     return tuple(operations)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(collective_sequences())
 def test_what_is_proved_is_what_numbers_give(collectives: Body) -> None:
     plan = plan_of(synchronized(*collectives))
@@ -692,7 +693,6 @@ def mistake_of(plan: Plan, schedule: Schedule) -> str:
     return ""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
 def test_every_mutation_of_a_schedule_is_refused_with_its_step_and_operation(schedule: Schedule) -> None:
     plan = schedule.plan(JOB)
@@ -742,7 +742,6 @@ def separately(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(AtomLayout, "value", weights_of_each_atom)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
 def test_a_proof_that_shares_weights_says_what_one_that_computes_each_says(schedule: Schedule) -> None:
     plan = schedule.plan(JOB)

@@ -795,7 +795,6 @@ def draw_heat_map(page, view: str = "0 caused") -> None:
     page.wait_for_selector(f"#heat-canvas[data-ready='{view}']")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_page_opens_without_a_request_or_a_complaint_in_both_themes(browser, folder, scheme):
     theme = {"light": LIGHT, "dark": DARK}

@@ -85,7 +85,6 @@ def test_no_rows_are_refused():
 FORMULA = r"$\frac{$"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
 def test_dollars_are_no_formulas(tmp_path: Path, suffix: str):
     rows = [dataclasses.replace(SYNC, schedule=FORMULA), dataclasses.replace(HSGD, schedule="$x$")]

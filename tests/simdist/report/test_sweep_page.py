@@ -544,7 +544,6 @@ def cells(page, area: str) -> list[list[str]]:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1400])
 def test_pages_open_without_a_request_or_a_complaint(browser, grid_path, sample_path, scheme, width):

@@ -111,7 +111,6 @@ trees = st.recursive(
 )
 
 
-@pytest.mark.slow
 @given(trees)
 def test_dumped_value_reads_back(value):
     document = parse(strict_yaml.dump({"value": value}))
@@ -119,7 +118,6 @@ def test_dumped_value_reads_back(value):
     assert document.root == {"value": value}
 
 
-@pytest.mark.slow
 @given(trees)
 def test_dumped_value_reads_back_in_a_plain_loader(value):
     assert yaml.safe_load(strict_yaml.dump({"value": value})) == {"value": value}

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engine_runs import des, fast
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tiers import examples
 
 from simdist import sweeps
 from simdist.chakra.export import Export
@@ -93,7 +94,7 @@ def by_vectors(delays_s: np.ndarray, compute_s: float, drop: int) -> tuple[list[
     return ends_s, late, sat_out
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.integers(1, N - 1), st.integers(0, 2**32 - 1), st.sampled_from([0.1, 1.0, 5.0]))
 def test_first_ranks_to_come_end_a_step_and_late_ones_go_on_with_the_newest(drop: int, seed: int, scale: float) -> None:
     built = build(scenario := scenario_of(f"{{kind: backup_workers, backup: {drop}}}"), scenario.schedules[0])
@@ -109,7 +110,7 @@ def test_first_ranks_to_come_end_a_step_and_late_ones_go_on_with_the_newest(drop
         np.testing.assert_allclose(trace.makespan_s, ends_s[-1], rtol=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     st.sampled_from([FREE, SLOW]),
     st.integers(1, N - 1),
@@ -381,7 +382,7 @@ def test_a_device_of_half_the_speed_costs_nothing() -> None:
     assert makespan_s == pytest.approx([20, 20, 40], rel=1e-12)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.integers(0, 2**32 - 1), st.dictionaries(st.integers(0, N - 1), st.integers(1, 4), max_size=5))
 def test_engines_agree_where_ranks_sit_steps_out(seed: int, inner: dict[int, int]) -> None:
     scenario = scenario_of(f"{{kind: local_sgd, period: 4, inner_steps: {inner}}}", network=SLOW)

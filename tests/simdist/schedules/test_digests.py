@@ -9,6 +9,8 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 import simdist
 from simdist.plan import Dataset
 from simdist.runs import building
@@ -62,6 +64,7 @@ def digests_of_examples() -> dict[str, dict[str, str]]:
     }
 
 
+@pytest.mark.sentinel
 def test_no_plan_has_changed() -> None:
     digests = digests_of_scenarios() | digests_of_examples()
     if os.environ.get("WRITE_GOLDEN"):

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 from engine_runs import simulate
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tiers import examples
 
 from simdist.errors import PlanError
 from simdist.plan import AllReduce, Backward, Copy, Forward, Group, Optimize, Pack, Plan, Tick, Unpack, op_text
@@ -97,7 +98,7 @@ def test_without_cycles_a_buffer_leaves_when_the_next_gradient_does_not_fit() ->
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     counts=st.lists(st.integers(1, 100), min_size=1, max_size=12),
     nbytes=st.integers(4, 800),

@@ -1,9 +1,10 @@
 """Labels of schedules, which tables print and scenarios take."""
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from tiers import examples
 
 from simdist.errors import ScenarioError
 from simdist.scenario import dump, load, loads
@@ -89,7 +90,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
 
 
 @given(schedules())
-@settings(max_examples=300)
+@examples(300)
 def test_label_is_read_as_the_schedule_that_it_names(schedule: Schedule) -> None:
     assert read(schedule.name) == schedule
 

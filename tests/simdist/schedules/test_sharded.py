@@ -274,6 +274,23 @@ def test_the_root_is_gathered_first_and_reduced_last() -> None:
     assert scattered == ["reduced.1", "reduced.0", "reduced.2"]
 
 
+def test_a_root_that_stands_first_is_gathered_again_after_the_last_unit() -> None:
+    units = (ModelUnit(0, 1, False), ModelUnit(1, 3), ModelUnit(3, 4))
+    job = dataclasses.replace(JOB, micro_batches=1, units=units)
+    plan = FSDP(wrap="blocks", reshard_after_forward=True).plan(job)
+    gathers = [op.dst for op in plan.bodies[0] if isinstance(op, AllGather)]
+    assert gathers == [f"gathered.{number}" for number in (0, 1, 2, 2, 1, 0)]
+
+
+def test_the_last_block_is_kept_although_the_root_stands_last() -> None:
+    """As torchtitan wraps a model: the head belongs to the root, and the last block is not freed."""
+    units = (ModelUnit(0, 1, False), ModelUnit(1, 2), ModelUnit(2, 3), ModelUnit(3, 4, False))
+    job = dataclasses.replace(JOB, micro_batches=1, units=units)
+    plan = FSDP(wrap="blocks", keep_last_unit=True).plan(job)
+    gathers = [op.dst for op in plan.bodies[0] if isinstance(op, AllGather)]
+    assert gathers == ["gathered.0", "gathered.3", "gathered.1", "gathered.2", "gathered.1"]
+
+
 @pytest.mark.parametrize(("micro_batches", "dtype"), [(1, "bfloat16"), (2, "float32")])
 def test_whole_gradients_add_up_in_the_type_in_which_they_are_reduced(micro_batches, dtype):
     """As `to_accumulated_grad_if_needed` of torch: they take twice the memory of the gradients of one pass."""
@@ -392,6 +409,7 @@ def test_copies_send_their_padded_slices(between: object, n_times: int, item_nby
         ({"shard": 2, "between": {"kind": "local_sgd", "period": 2, "inner_steps": {1: 1}}}, r"between: inner_steps"),
         ({"shard": 2, "between": "hsgd-2-4,4-8"}, r"between: of copies: levels: group of 8 .* does not divide 4 ranks"),
         ({"shard": 2, "period": 2}, r"period"),
+        ({"shard": 2, "reshard_after_forward": 4}, r"reshard_after_forward: 4 does not divide the 2 ranks"),
     ],
 )
 def test_what_copies_cannot_exchange_is_refused(settings: dict[str, object], message: str) -> None:

@@ -30,7 +30,6 @@ def compared(scenario: Scenario, *schedules: Schedule, n_runs: int = 40, **optio
     return find_gains(scenario, schedules or (LocalSGD(period=4),), baseline=SYNC, n_runs=n_runs, **options)
 
 
-@pytest.mark.slow
 def test_intervals_from_recordings_hold_what_long_runs_gain_nearly_always(tmp_path: Path) -> None:
     """Each of 20 recordings has 100 steps; 95 % of such intervals would hold the speed-up of endless runs."""
     endless = job(PAUSES, steps=20_000)

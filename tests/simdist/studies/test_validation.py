@@ -583,7 +583,6 @@ def test_wrong_runs_and_pictures_are_refused(runs, tmp_path, capsys):
     assert_refused(call(capsys, "validate", runs, "--plot", "a.gif"), "a.gif", "'.gif'")
 
 
-@pytest.mark.slow
 def test_validate_draws_a_picture_of_each_run(runs, tmp_path, capsys):
     assert call(capsys, "validate", runs / "sync", "--plot", tmp_path / "one.png").code == 0
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")

@@ -77,6 +77,7 @@ def shared(tmp_path_factory):
         yield file
 
 
+@pytest.mark.sentinel
 @only_linux
 def test_table_of_a_cluster_is_that_of_one_process(tmp_path, shared, capsys):
     path = sweep_file(tmp_path, "{cluster.nodes: [2, 3, 4], seed: [1, 2, 3, 4]}")

@@ -295,7 +295,6 @@ def test_damaged_row_is_told_by_its_number_and_computed_again(tmp_path):
     assert (folder / ROWS).read_bytes().splitlines()[2] == whole.splitlines()[2]
 
 
-@pytest.mark.slow
 def test_csv_is_the_same_however_many_processes_computed_it(swept, tmp_path):
     write(tmp_path / "small.yaml", TWO)
     with LocalPool(2) as pool:

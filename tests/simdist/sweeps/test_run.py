@@ -59,6 +59,7 @@ def test_table_does_not_tell_how_many_processes_computed_it(tmp_path):
     assert [each["key"] for each in design[1:]] == [each["key"] for each in rows(tmp_path / "serial")]
 
 
+@pytest.mark.sentinel
 @only_linux
 def test_killed_sweep_goes_on_where_it_was(tmp_path, bad):
     path, gate = gated(tmp_path)

@@ -183,14 +183,12 @@ def first_read(does: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
-@pytest.mark.slow
 def test_table_that_cannot_be_read_is_an_error_and_no_sample_of_equal_points():
     done = first_read("raise OSError('stale file handle')")
     assert done.returncode == 1, done.stdout
     assert "RunError: scipy could not read its table for Sobol's sequence" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
 def test_interrupt_while_the_table_is_read_gives_no_sample():
     done = first_read("os.kill(os.getpid(), signal.SIGINT)")

@@ -6,9 +6,10 @@ import numpy as np
 import plans
 import pytest
 from engine_runs import des, fast
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from priced_runs import WITHOUT_STORAGE, delays_of, runs, sharing
+from tiers import examples
 
 from simdist import scenario
 from simdist.cost import price
@@ -57,8 +58,7 @@ def states(trace):
     return np.stack([getattr(found, name)[:, 0] for name in STATES])
 
 
-@pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(runs().filter(lambda run: run[0].n_instances))
 def test_states_add_up_to_the_makespan_on_every_rank(run):
     trace = des.simulate(*run)
@@ -69,8 +69,7 @@ def test_states_add_up_to_the_makespan_on_every_rank(run):
     assert sum(found.per_step_s(name.removesuffix("_s"))[0] for name in STATES) == pytest.approx(found.step_s[0])
 
 
-@pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(runs(op_kinds=WITHOUT_STORAGE).filter(lambda run: run[0].n_instances))
 def test_states_are_those_of_every_moment(run):
     trace = des.simulate(*run)
@@ -78,7 +77,7 @@ def test_states_are_those_of_every_moment(run):
     np.testing.assert_allclose(states(trace), counted(trace), rtol=1e-9, atol=atol_s)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data())
 def test_states_of_schedules_are_those_of_every_moment(data):
     plan = data.draw(plans.schedule_plans())

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commandline import call
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plans import legal_plans
+from tiers import examples
 from traces import plan_of, trace_of
 
 from simdist.errors import RunError, TraceError
@@ -197,8 +198,7 @@ def stacks(document: dict) -> dict[tuple[int, int], list[tuple[int, int]]]:
     return lanes
 
 
-@pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(traces())
 def test_spans_of_a_thread_nest_and_come_in_order(trace):
     document = parse(trace)
@@ -213,7 +213,7 @@ def test_spans_of_a_thread_nest_and_come_in_order(trace):
             stack.append(end)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.lists(st.integers(0, 10**13), min_size=2, max_size=2, unique=True))
 def test_perfetto_reads_back_every_nanosecond(instants):
     """It multiplies by 1000 and cuts: 1.001 us would become 1000 ns."""

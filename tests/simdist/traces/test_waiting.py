@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plans import legal_plans
+from tiers import examples
 from traces import plan_of, trace_of
 
 from simdist.plan import AllReduce, Backward, Delay, Forward, Load, Wait, occurrences
@@ -92,7 +93,7 @@ def traces(draw: st.DrawFn) -> Trace:
     return Trace(plan, *times, source="random")
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(traces())
 def test_caused_and_suffered_both_add_up_to_all_waiting_of_collectives(trace):
     waits = waiting.attribute_waiting(trace)
@@ -104,7 +105,7 @@ def test_caused_and_suffered_both_add_up_to_all_waiting_of_collectives(trace):
     assert (waits.caused_s >= 0).all()
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(traces())
 def test_occurrences_visit_every_instance_once_in_its_step(trace):
     frame = trace.frame().query("rank == 0").reset_index(drop=True)

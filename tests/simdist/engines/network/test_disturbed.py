@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 from fluid import exact_end_s
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tiers import examples
 
 from simdist.cost import Stage, Transfer
 from simdist.engines.network.fluid import FluidNetwork, Timeline
@@ -180,7 +181,7 @@ several_flights = st.lists(
 some_capacities = st.lists(st.sampled_from([1.0, 2.0, 5.0]), min_size=N_RESOURCES, max_size=N_RESOURCES)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(several_starts, some_capacities, several_changes, several_flights)
 def test_times_are_those_of_exact_fractions(starts, capacity_Bps, changes, background):
     """All links are as they were at first from 4 s on, so that everybody ends."""

@@ -9,9 +9,10 @@ from contextlib import contextmanager, nullcontext
 import numpy as np
 import pytest
 from fluid import exact_end_s, exact_rates
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scripts import ROOT
+from tiers import examples
 
 from benchmarks.network import max_min_rates
 from simdist.cost import Stage, Transfer
@@ -133,7 +134,7 @@ def fair(capacity_Bps):
     return look
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(readers([1, 3, 1e3, 1e6]), capacities([1.0, 2.0, 1e3, 1e9]))
 def test_rates_are_always_those_of_fairness(starts, capacity_Bps):
     ends_alone_s(starts, capacity_Bps, fair(capacity_Bps))
@@ -174,8 +175,7 @@ def test_rates_are_exact_where_many_levels_are_equal(at_once):
         fair(capacity_Bps)(sharing, flows)
 
 
-@pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @example(169)  # members move between levels that rise at the same time
 @example(183)
 @given(st.integers(0, 2**32))
@@ -184,13 +184,13 @@ def test_rates_are_those_of_fairness_among_loads_over_many_hubs(seed):
     ends_alone_s(starts, capacity_Bps, fair(capacity_Bps))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(readers([1, 2, 3, 5, 8]), capacities([1.0, 2.0, 3.0, 7.0]))
 def test_rates_are_those_of_fairness_where_many_hubs_are_nearly_full(starts, capacity_Bps):
     ends_alone_s(starts, capacity_Bps, fair(capacity_Bps))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(readers([1, 2, 3, 8], n_max=6), capacities([1.0, 2.0, 5.0]))
 def test_times_are_those_of_exact_fractions(starts, capacity_Bps):
     np.testing.assert_allclose(ends_s(starts, capacity_Bps), exactly_s(starts, capacity_Bps), rtol=1e-11)
@@ -331,7 +331,7 @@ def test_large_weight_that_ends_leaves_no_rounding_behind():
     ends_alone_s([(0.0, stage((0, 1e12))), (0.0, b), (0.0, c)], capacity_Bps, fair(capacity_Bps))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(readers([1, 3, 1e3, 1e6], n_max=20), capacities([0.0, 1.0, 2.0, 1e3, 1e9, np.inf]))
 def test_compiled_and_plain_have_the_same_bits(starts, capacity_Bps):
     rates_Bps = {PLAIN: [], COMPILED: []}
@@ -343,6 +343,15 @@ def test_compiled_and_plain_have_the_same_bits(starts, capacity_Bps):
             end_s[patience] = ends_alone_s(limited, capacity_Bps, look, patience).tolist()
     assert end_s[PLAIN] == end_s[COMPILED]
     assert rates_Bps[PLAIN] == rates_Bps[COMPILED]
+
+
+def test_what_numba_has_kept_of_another_source_is_not_looked_at(monkeypatch):
+    names = []
+    for source in ("def one(): ...", "def another(): ..."):
+        monkeypatch.setattr("inspect.getsource", lambda _, source=source: source)
+        functions = flows_module._compiled.__wrapped__()
+        names.append({functions[name].py_func.__qualname__ for name in ("act", "advance")})
+    assert names[0].isdisjoint(names[1])
 
 
 def test_flows_are_compiled_when_much_has_been_filled_and_nobody_can_tell():
@@ -402,7 +411,7 @@ def test_flows_that_use_a_hub_a_million_times_as_much_as_each_other_share_it_exa
     np.testing.assert_allclose([sharing.rate_Bps(flow) for flow in staying], expected_Bps, rtol=1e-14)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(*[readers([1, 3, 1e3], n_max=8)] * 2, *[capacities([1.0, 2.0, 1e3])] * 2)
 def test_many_that_share_nothing_end_as_if_the_others_were_not_there(some, others, some_Bps, others_Bps):
     """To the last bit."""

@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 from fluid import exact_end_s
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tiers import examples
 
 from simdist.cost import Stage, Transfer
 from simdist.engines.network.fluid import FluidNetwork, Timeline, common_start_s
@@ -92,7 +93,7 @@ def run(starts, capacity_Bps):
     return end_s, fluid
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.0, 0.25, 1.0]), transfers), max_size=5), capacities)
 def test_bytes_are_conserved(starts, capacity_Bps):
     """The integral of the rates on every resource is what the transfers put there; no resource is ever overloaded."""
@@ -109,7 +110,7 @@ def test_bytes_are_conserved(starts, capacity_Bps):
     assert (abs(fluid.flowed_nbytes - wanted_nbytes) <= 1e-9 * wanted_nbytes + resolution_nbytes).all()
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     st.lists(st.tuples(st.sampled_from([0.0, 0.25, 1.0]), small_transfers), max_size=5),
     st.lists(st.sampled_from([1.0, 2.0, 5.0]), min_size=N_RESOURCES, max_size=N_RESOURCES).map(np.array),
@@ -119,7 +120,7 @@ def test_times_are_those_of_exact_fractions(starts, capacity_Bps):
     np.testing.assert_allclose(end_s, exact_end_s(starts, capacity_Bps), rtol=1e-11)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.25, 1.0]), transfers), max_size=5), capacities)
 def test_nobody_is_faster_than_alone(starts, capacity_Bps):
     end_s, _ = run(starts, capacity_Bps)
@@ -127,21 +128,21 @@ def test_nobody_is_faster_than_alone(starts, capacity_Bps):
         assert each_s - start_s >= transfer.alone_s(capacity_Bps) * (1 - 1e-9) - 1e-12
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(transfers, capacities)
 def test_single_transfer_takes_its_time_alone(transfer, capacity_Bps):
     alone_s = transfer.alone_s(capacity_Bps)
     assert common_start_s([transfer], capacity_Bps).tolist() == pytest.approx([alone_s], rel=1e-12)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(transfers, max_size=5), capacities, st.sampled_from([0.0, 0.5, 3.0]))
 def test_common_start_is_the_network_from_a_common_start(together, capacity_Bps, start_s):
     end_s, _ = run([(start_s, transfer) for transfer in together], capacity_Bps)
     np.testing.assert_allclose(common_start_s(together, capacity_Bps), end_s - start_s, rtol=1e-9, atol=1e-12)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.sampled_from([1.0, 5.0, 8.0, 1e3]), min_size=1, max_size=8), st.sampled_from([1.0, 3.0, 1e6]))
 def test_one_resource_is_always_busy_and_serves_the_smallest_first(sizes, capacity_Bps):
     """Processor sharing: when a flow is done, smaller ones are done, and larger ones have flowed as much."""
@@ -206,7 +207,7 @@ def test_transfer_over_two_links_joins_them_until_it_has_gone():
     assert fluid.changed == [(0.0, [0, 1, 2]), (1.0, [0, 1]), (2.0, [0, 1]), (3.0, [1]), (4.0, [1])]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     *[st.lists(st.tuples(st.sampled_from([0.0, 0.25, 1.0]), transfers), max_size=4)] * 2,
     *[capacities] * 2,
@@ -222,7 +223,7 @@ def test_transfers_that_share_nothing_end_as_if_the_others_were_not_there(some, 
     assert end_s.tolist() == [*run(some, some_Bps)[0].tolist(), *run(others, others_Bps)[0].tolist()]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.25, 1.0]), st.integers(0, 2)), max_size=8), st.data())
 def test_stages_that_meet_again_share_as_they_did(starts, data):
     """The same stage many times over, and as many equal ones."""

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 from fluid import exact_rates
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tiers import examples
 
 from benchmarks.network import max_min_rates
 from simdist.cost import Stage
@@ -30,7 +31,7 @@ flying_evenly = st.lists(stages([1, 2, 3, 8]), min_size=1, max_size=8)
 capacities = st.lists(st.sampled_from([1.0, 2.0, 7.0, 1e3, 1e9]), min_size=N_RESOURCES, max_size=N_RESOURCES).map(
     np.array
 )
-many = settings(max_examples=150, deadline=None)
+many = examples(150)
 
 
 def loads_Bps(flying, rates_Bps, n_resources=N_RESOURCES):
@@ -121,7 +122,6 @@ def test_rates_are_exact_to_twelve_digits_where_capacities_are_alike(flying, cap
     np.testing.assert_allclose(max_min_rates(flying, np.array(capacity_Bps)), expected_Bps, rtol=1e-12)
 
 
-@pytest.mark.slow
 @many
 @given(flying_evenly, capacities, st.sampled_from([2.0**-30, 0.3, 8.0, 1e9]))
 def test_faster_resources_make_everybody_as_much_faster(flying, capacity_Bps, factor):
@@ -129,7 +129,6 @@ def test_faster_resources_make_everybody_as_much_faster(flying, capacity_Bps, fa
     np.testing.assert_allclose(max_min_rates(flying, capacity_Bps * factor), rates_Bps * factor, rtol=CLOSE)
 
 
-@pytest.mark.slow
 @many
 @given(flying_ones, capacities, st.randoms())
 def test_order_of_streams_does_not_matter(flying, capacity_Bps, random):
@@ -139,7 +138,6 @@ def test_order_of_streams_does_not_matter(flying, capacity_Bps, random):
     np.testing.assert_allclose(shuffled_Bps, max_min_rates(flying, capacity_Bps)[places], rtol=CLOSE)
 
 
-@pytest.mark.slow
 @many
 @given(flying_ones, capacities, st.data())
 def test_who_leaves_never_makes_the_slowest_slower(flying, capacity_Bps, data):
@@ -157,7 +155,6 @@ def test_who_leaves_may_make_another_one_slower():
     assert max_min_rates([b, c], capacity_Bps).tolist() == [2.0, 2.0]
 
 
-@pytest.mark.slow
 @many
 @given(flying_evenly, flying_evenly, capacities, capacities)
 def test_streams_that_share_nothing_have_the_rates_they_have_alone(some, others, some_Bps, others_Bps):
