@@ -11,7 +11,6 @@ from simdist.engines.observers import ObservedT, Observer
 from simdist.errors import UnforeseenError, UnsupportedError
 from simdist.plan import Plan
 from simdist.plan.delays import Delays, SeedDelays, check_delays
-from simdist.settings.units import format_nbytes
 from simdist.traces.trace import TIMES
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ def _warn_of_memory(plan: Plan, n_arrays: int) -> None:
     if nbytes > _LARGE_NBYTES:
         warnings.warn(
             f"{plan.name}: the times of {plan.n_instances:,} operations on {plan.world_size:,} ranks will take about "
-            f"{format_nbytes(nbytes)} of memory: simulate fewer steps or ranks if that is too much",
+            f"{nbytes / 1e9:.1f} GB of memory: simulate fewer steps or ranks if that is too much",
             RuntimeWarning,
             stacklevel=3,
         )

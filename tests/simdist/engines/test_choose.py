@@ -129,7 +129,7 @@ def run_of_many_steps(n_steps, observe, engine="auto"):
 @pytest.mark.parametrize(("engine", "n_steps"), [("fast", 90_000), ("des", 45_000)])
 def test_what_takes_more_than_2_gb_says_so_before(engine, n_steps):
     """A trace has 3 arrays, a run of all events as many rows besides; 3 x 8 bytes x 1,024 ranks x 90,000 is 2.2 GB."""
-    text = rf"long: the times of {n_steps:,} operations on 1,024 ranks will take about 2\.21 GB of memory"
+    text = rf"long: the times of {n_steps:,} operations on 1,024 ranks will take about 2\.2 GB of memory"
     with pytest.raises(RuntimeWarning, match=text):
         run_of_many_steps(n_steps, WholeTrace(), engine)
 
