@@ -15,7 +15,7 @@ from simdist.plan.delays import Delays, SeedDelays
 from simdist.plan.plan import Plan
 from simdist.plan.walk import Template
 from simdist.traces.breakdown import Attribution, Breakdown, HeldUp, break_down, side_by_side
-from simdist.traces.trace import TIMES, Trace
+from simdist.traces.trace import TIMES_OF_TRACE, Trace
 
 if TYPE_CHECKING:
     from simdist.engines.alike import KindsRun
@@ -69,7 +69,7 @@ class WholeTrace(Observer[Trace]):
 
     of_one_seed = True
 
-    def __init__(self, *, n_arrays: int = len(TIMES)) -> None:
+    def __init__(self, *, n_arrays: int = len(TIMES_OF_TRACE)) -> None:
         self.n_arrays = n_arrays
 
     def by_vectors(self, run: "VectorRun") -> Trace:

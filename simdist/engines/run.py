@@ -11,7 +11,7 @@ from simdist.engines.observers import ObservedT, Observer
 from simdist.errors import UnforeseenError, UnsupportedError
 from simdist.plan import Plan
 from simdist.plan.delays import Delays, SeedDelays, check_delays
-from simdist.traces.trace import TIMES
+from simdist.traces.trace import TIMES_OF_TRACE
 
 if TYPE_CHECKING:
     from simdist.cost.traffic import Traffic
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 _LARGE_NBYTES = 2 * 10**9
 _NUMBER_NBYTES = 8
-_ARRAYS_OF_EVENTS = 2 * len(TIMES)  # that a run of all events has, whatever is kept: rows, and a trace from them
+_ARRAYS_OF_EVENTS = 2 * len(
+    TIMES_OF_TRACE
+)  # that a run of all events has, whatever is kept: rows, and a trace from them
 
 #: Called with the steps done and the steps of all seeds.
 Progress: TypeAlias = Callable[[int, int], None]

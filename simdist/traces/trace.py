@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _FORMAT = "simdist-trace-1"
 #: The arrays of a trace.
-TIMES = ("ready_s", "start_s", "end_s")
+TIMES_OF_TRACE = ("ready_s", "start_s", "end_s")
 _CheckedT = TypeVar("_CheckedT")
 _WRITERS = "`simdist simulate -o RUN` writes one, `torchrun ... -m real RUN` a measured one"
 
@@ -67,7 +67,7 @@ class Trace:
     late: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, array in zip(TIMES, (self.ready_s, self.start_s, self.end_s), strict=True):
+        for name, array in zip(TIMES_OF_TRACE, (self.ready_s, self.start_s, self.end_s), strict=True):
             _check_shape(self.plan, name, Declared(array.dtype, array.shape))
 
     @property
@@ -126,7 +126,7 @@ class Trace:
             return plan, str(header.get("source")), str(header.get("run", "")), links, late
 
         (plan, source, run, links, late), (ready_s, start_s, end_s) = read_with_header(
-            path, _FORMAT, TIMES, check, what="a trace", hint=_WRITERS
+            path, _FORMAT, TIMES_OF_TRACE, check, what="a trace", hint=_WRITERS
         )
         trace = cls(plan, ready_s, start_s, end_s, source, run, links, late)
         if problem := trace._disorder():
@@ -182,7 +182,7 @@ class Trace:
                 "rank": np.tile(np.arange(ranks), len(step)),
                 "op": pd.Categorical(np.repeat(op, ranks)),
                 "stream": pd.Categorical(np.repeat(stream, ranks), categories=list(self.plan.streams)),
-                **{name: getattr(self, name).ravel() for name in TIMES},
+                **{name: getattr(self, name).ravel() for name in TIMES_OF_TRACE},
             }
         )
 
