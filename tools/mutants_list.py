@@ -523,14 +523,6 @@ _ENGINES = (
     ),
     Mutant(
         "engines",
-        "a run may begin with as many kinds as the run before ended with",
-        _ALIKE,
-        '        """Begin a run."""\n        self._has_begun = False\n',
-        '        """Begin a run."""\n',
-        _TEST_ALIKE,
-    ),
-    Mutant(
-        "engines",
         "a run ends with its last step, even if an earlier one ends later",
         _ALIKE,
         "makespan_s[seed] = max(makespan_s[seed], told.base_s + told.last_s)",
