@@ -595,22 +595,6 @@ _ENGINES = (
     ),
     Mutant(
         "engines",
-        "groups of one operation are alike to those of another",
-        _SYMMETRY,
-        "self.begin = mixed(np.full_like(self.begin, number), *(each.begin",
-        "self.begin = mixed(np.zeros_like(self.begin), *(each.begin",
-        _TEST_ALIKE,
-    ),
-    Mutant(
-        "engines",
-        "partitions whose links have other speeds have one form",
-        _SYMMETRY,
-        "content = (*(each.content for each in meetings.values()), capacity_Bps.tobytes())",
-        "content = (*(each.content for each in meetings.values()),)",
-        _TEST_ALIKE,
-    ),
-    Mutant(
-        "engines",
         "partitions whose groups take other times have one form",
         _SYMMETRY,
         "return tuple(self.group_of), members, tuple(self.alone_s), stages",

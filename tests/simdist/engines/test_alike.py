@@ -254,9 +254,9 @@ def test_a_straggler_takes_the_same_course_on_any_rank(monkeypatch):
     assert len(courses) <= 12  # 4 x 16 steps, of which the last before the next straggler are alike
 
 
-def saving(n_steps, every, count=2_000):
+def saving(n_steps, every):
     """Return a plan whose checkpoints are still being written when the next step begins, over the NIC."""
-    buffers = (Buffer("flat", 250, initialized=True), Buffer("copy", count, initialized=True))
+    buffers = (Buffer("flat", 250, initialized=True), Buffer("copy", 2_000, initialized=True))
     step = (AllReduce("flat", Group(4)),)
     last = (*step, Save(("copy",)))
     steps = [last if number % every == 0 else step for number in range(n_steps)]
@@ -502,19 +502,6 @@ def test_groups_on_links_that_others_use_are_not_like_groups_on_their_own():
     assert took_s[2] > 1.4 * took_s[0]
 
 
-def test_links_of_one_operation_are_not_those_of_another():
-    """Pairs in nodes and pairs across them send as much, each over links of its own, and both twice at once."""
-    buffers = tuple(Buffer(f"flat.{number}", 250, initialized=True) for number in range(4))
-    lanes = [Lane(f"lane {number}", "comm", f"lane {number}") for number in range(4)]
-    groups = (Group(2), Group(2), Group(2, stride=2), Group(2, stride=2))
-    averages = [
-        AllReduce(each.name, group, lane=lane) for each, group, lane in zip(buffers, groups, lanes, strict=True)
-    ]
-    plan = Plan.from_steps("twice", world_size=4, buffers=buffers, steps=[tuple(averages)])
-    cluster = Cluster(nodes=2, gpus_per_node=2, fabric=LINE, network=LINE, topology={"nics_per_node": 2, "rails": True})
-    by_both(plan, price(plan, cluster, WORKLOAD))
-
-
 def test_stages_of_a_transfer_flow_at_rates_of_their_own():
     buffers = (Buffer("far", 2_000, initialized=True),)
     body = tuple(AllReduce("far", Group(8), algorithm="hierarchical", lane=lane) for lane in (COMM, REPLICATE))
@@ -586,25 +573,35 @@ def test_a_run_ends_with_the_last_transfer_of_any_step():
 
 
 def test_steps_after_as_many_as_are_joined_are_apart_again(monkeypatch):
-    """A save goes on in the next step, and in no other."""
+    """A save goes on in the next step only. The step after that begins late."""
     monkeypatch.setattr(alike_engine, "_MOST_JOINED", 2)
-    plan, costs = saving(4, every=4, count=1_700)
-    reference = by_both(plan, costs)
-    assert reference.start_s[2].max() < reference.end_s[1].max() < reference.start_s[3].min()
+    buffers = (Buffer("flat", 250, initialized=True), Buffer("copy", 1_700, initialized=True))
+    late, average = Delay("host"), AllReduce("flat", Group(4))
+    steps = [(late, average, Save(("copy",))), *[(late, average)] * 3]
+    plan = Plan.from_steps("saving", world_size=4, buffers=buffers, steps=steps)
+    storage = Storage(latency_s=1e-3, bandwidth_Bps=2e6, client_bandwidth_Bps=1e6)
+    cluster = Cluster(nodes=4, gpus_per_node=1, fabric=LINE, network=LINE, storage=storage)
+    late_s = np.zeros((1, 4, 4))
+    late_s[0, 2:] = 0.1
+    reference = by_both(plan, price(plan, cluster, WORKLOAD), late_s)
+    assert reference.start_s[4].max() < reference.end_s[2].max() < reference.start_s[6].min()
 
 
 def test_what_is_known_of_a_step_depends_on_the_links_that_are_busy():
-    """A step of nothing follows an average over NICs, then one over the fabric. Then others want the fabric."""
-    buffers = (
-        Buffer("near", 250, initialized=True),
-        Buffer("far", 250, initialized=True),
-        Buffer("late", 250, initialized=True),
-    )
-    near, far = AllReduce("near", Group(4)), AllReduce("far", Group(2, stride=4))
-    again = AllReduce("late", Group(4), lane=REPLICATE)
-    steps = [(far,), (), (near,), (), (Delay("host"), again)]
+    """Averages over NICs and within nodes take 6/1024 s each, in turns, and a step of nothing follows each of them.
+
+    Others want the NICs before the last one has ended. All numbers are sums of powers of two.
+    """
+    line = Link(latency_s=2**-10, bandwidth_Bps=2**20)
+    sizes = {"near": 1_024, "far": 256, "late": 256}
+    buffers = tuple(Buffer(name, count, initialized=True) for name, count in sizes.items())
+    far, near = AllReduce("far", Group(2, stride=4)), AllReduce("near", Group(2))
+    again = AllReduce("late", Group(2, stride=4), lane=REPLICATE)
+    steps = [*[(far,), (), (near,), ()] * 2, (far,), (), (Delay("host"), again)]
     plan = Plan.from_steps("idle", world_size=8, buffers=buffers, steps=steps)
     plan = replace(plan, order=tuple(Run((body,)) for body in plan.body_of_steps()))
-    costs = price(plan, Cluster(nodes=2, gpus_per_node=4, fabric=LINE, network=LINE), WORKLOAD)
+    costs = price(plan, Cluster(nodes=2, gpus_per_node=4, fabric=line, network=line), WORKLOAD)
+    early_s = {"host": np.full((1, len(steps), 8), 4.5 * 6 * 2**-10)}
+    assert des.simulate(plan, costs, early_s).end_s[:2, 0].tolist() == [6 * 2**-10, 12 * 2**-10]
     with pytest.raises(UnsupportedError, match="still run when a later step begins"):
-        alike.simulate(plan, costs, DrawnDelays({"host": np.full((1, 5, 8), 0.0105)}))  # until 0.0135 s
+        alike.simulate(plan, costs, DrawnDelays(early_s))
