@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TypeVar
@@ -92,9 +92,15 @@ def mutated(root: Path, mutant: Mutant) -> str:
     if n_times != 1:
         raise ValueError(f"{mutant.file} has {n_times} times: {mutant.old!r}")
     changed = text.replace(mutant.old, mutant.new)
-    if ast.dump(ast.parse(changed)) == ast.dump(ast.parse(text)):
+    if ast.dump(ast.parse(changed)) == _dumped(text):
         raise ValueError(f"{mutant.file}: nothing changes: {mutant.new!r}")
     return changed
+
+
+@cache
+def _dumped(text: str) -> str:
+    """Return the syntax tree of a file, in which many bugs are planted."""
+    return ast.dump(ast.parse(text))
 
 
 @contextmanager
