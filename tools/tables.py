@@ -691,9 +691,10 @@ def mutants(_: Path, __: str) -> list[str]:
     by_tier = Counter(each["tier"] for each in found)
     survived = [each for each in found if each["tier"] is None]
     n_rooms = len({each["room"] for each in found})
+    n_noticed = len(found) - len(survived)
     return [
-        f"Of {len(found)} bugs in {n_rooms} places, {len(found) - len(survived)} are noticed: {by_tier['check']} by `make "
-        f"check`, {by_tier['test']} more by `make test`, and {by_tier['ci']} more by `make ci`. Not noticed:",
+        f"Of {len(found)} bugs in {n_rooms} places, {n_noticed} are noticed: {by_tier['check']} by `make check`, "
+        f"{by_tier['test']} more by `make test`, and {by_tier['ci']} more by `make ci`. Not noticed:",
         "",
         *(f"* {each['room']}: {each['name']}" for each in survived),
     ]
