@@ -399,7 +399,7 @@ _ENGINES = (
         _CONTENTION,
         "others != {lane_of(op)} or not self._may_go_back",
         "not self._may_go_back",
-        (*_TEST_ENGINES, "-k", "fast_engine"),
+        _TEST_CONTENTION,
     ),
     Mutant(
         "engines",
