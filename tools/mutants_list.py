@@ -1181,8 +1181,8 @@ _SCHEDULES = (
         "schedules",
         "memory is given back when a buffer is written, not when it was read",
         "simdist/plan/liveness.py",
-        "alive[name].last[lanes[id(op)]] = row",
-        "alive[name].last.setdefault(lane_of(op).name, row)",
+        "life.last[lanes[id(op)]] = row",
+        "life.last.setdefault(lane_of(op).name, row)",
         ("tests/simdist/traces/test_memory.py",),
     ),
     Mutant(

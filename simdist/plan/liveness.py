@@ -27,11 +27,13 @@ class Lifetime:
     Args:
         buffer: The buffer.
         begin: Row in the trace of the operation that writes it.
-        last: By lane, the row of the last operation that uses these contents.
+        first: By lane, the row of the first operation that uses these contents.
+        last: By lane, the row of the last one.
     """
 
     buffer: Buffer
     begin: int
+    first: dict[str, int] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -58,7 +60,9 @@ def lifetimes(plan: Plan) -> Iterator[Lifetime]:
                 if is_new or name not in alive:
                     alive[name] = Lifetime(buffers[name], row)
                     found.append(alive[name])
-                alive[name].last[lanes[id(op)]] = row
+                life = alive[name]
+                life.first.setdefault(lanes[id(op)], row)
+                life.last[lanes[id(op)]] = row
             row += 1
     yield from found
 

@@ -16,7 +16,7 @@ from simdist.plan.plan import ITEM_NBYTES
 from simdist.runs.building import Built
 from simdist.scenario.scenario import Scenario
 from simdist.scenario.workload import Workload
-from simdist.traces.memory import Occupancy, kinds_of, occupancy
+from simdist.traces.memory import Occupancy, least_peak_nbytes, occupancy
 from simdist.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -104,13 +104,18 @@ def not_counted(workload: Workload) -> str | None:
 
 
 def least_nbytes(plan: Plan, workload: Workload) -> int:
-    """Return bytes that are surely in use as a backward pass begins.
+    """Return bytes that are surely in use during a backward pass, whatever the times. No simulation is needed.
 
-    These are parameters, the optimizer's state, what else lasts, and what the whole forward pass has left.
+    These are parameters, the optimizer's state, what else lasts, what the forward pass has left, and gathered units
+    that are needed again.
     """
-    kinds = kinds_of(plan)
-    lasting = (buffer.nbytes for buffer in plan.buffers if buffer.initialized and buffer.name in kinds)
-    return sum(lasting) + sum(_activation_nbytes(plan, workload).values()) + _state_nbytes(plan, workload)
+    return least_peak_nbytes(
+        plan if plan.n_steps == 1 else _first_steps(plan, n_more=0),
+        state_nbytes=_state_nbytes(plan, workload),
+        activation_nbytes=_activation_nbytes(plan, workload),
+        recomputed_nbytes=_recomputed_nbytes(plan, workload),
+        computing=_that_leave_activations(plan, workload),
+    )
 
 
 def _state_nbytes(plan: Plan, workload: Workload) -> int:
@@ -132,6 +137,15 @@ def _activation_nbytes(plan: Plan, workload: Workload) -> dict[str, int]:
     tensors = {buffer.name: buffer.tensors for buffer in plan.buffers}
     ranges = {op.dsts[0]: [each for name in op.srcs if (each := tensors[name])] for op in passes}
     return {name: _of_tensors(some, known.kept_nbytes, workload.batch_size) for name, some in ranges.items()}
+
+
+def _that_leave_activations(plan: Plan, workload: Workload) -> set[str]:
+    """Return the buffers of tensors that leave activations. What leaves none may take no time."""
+    known = workload.activations
+    if known is None:
+        return set()
+    nbytes = [kept + again for kept, again in zip(known.kept_nbytes, known.again_nbytes, strict=True)]
+    return {buffer.name for buffer in plan.buffers if buffer.tensors and any(nbytes[slice(*buffer.tensors)])}
 
 
 def _recomputed_nbytes(plan: Plan, workload: Workload) -> dict[str, int]:

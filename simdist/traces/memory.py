@@ -7,7 +7,7 @@ up, and keeps a pool for each stream.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.plan import ops
+from simdist.plan.lanes import COMPUTE
 from simdist.plan.liveness import lifetimes
 from simdist.plan.plan import Buffer, Plan
 from simdist.plan.walk import occurrences
@@ -160,6 +161,43 @@ def occupancy(
         steps = np.array([nbytes if of == kind else 0 for _, nbytes, of in changes], dtype=np.int64)[order]
         held[kind] = lasting[kind] + np.cumsum(np.add.reduceat(steps, first))
     return Occupancy(moments, held)
+
+
+def least_peak_nbytes(
+    plan: Plan,
+    *,
+    state_nbytes: int,
+    activation_nbytes: Mapping[str, int],
+    recomputed_nbytes: Mapping[str, int],
+    computing: Collection[str],
+) -> int:
+    """Return bytes that are surely in use at some time, whatever the times of operations.
+
+    Operations of a lane run in order. So contents that a lane uses before and after an operation are in use meanwhile.
+
+    Args:
+        plan: The plan.
+        state_nbytes: As of `occupancy`; likewise the next two.
+        activation_nbytes: See there.
+        recomputed_nbytes: See there.
+        computing: Buffers of gradients. The backward passes that write them take time.
+    """
+    kinds = kinds_of(plan)
+    lane = COMPUTE.name
+    steps = np.zeros(plan.n_instances + 1, dtype=np.int64)
+    for life in lifetimes(plan):
+        name = life.buffer.name
+        if name in kinds and lane in life.first:
+            nbytes = activation_nbytes.get(name, _nbytes_of(life.buffer, kinds[name]))
+            steps[life.first[lane]] += nbytes
+            steps[life.last[lane] + 1] -= nbytes
+    held = np.cumsum(steps)
+    most = 0
+    for each in occurrences(plan):
+        if isinstance(each.op, ops.Backward) and each.op.dst in computing:
+            most = max(most, int(held[each.rows].max()) + recomputed_nbytes.get(each.op.dst, 0))
+    lasting = sum(buffer.nbytes for buffer in plan.buffers if buffer.initialized and buffer.name in kinds)
+    return lasting + state_nbytes + most
 
 
 def _first_of_moments(at_s: NDArray[np.float64]) -> NDArray[np.int64]:

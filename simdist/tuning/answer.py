@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from simdist.scenario import Scenario
 from simdist.settings.base import picked, plural
-from simdist.settings.units import format_nbytes
+from simdist.settings.units import format_nbytes, format_seconds
 from simdist.studies import comparison
 from simdist.studies.columns import (
     SCHEDULE,
@@ -22,7 +22,7 @@ from simdist.studies.facets import RANGES
 from simdist.studies.resampling import Runs
 from simdist.studies.tables import table_text
 from simdist.tuning.constraints import Constraints
-from simdist.tuning.evaluating import Evaluated, Finalist
+from simdist.tuning.evaluating import Evaluated, Finalist, TooSlow
 from simdist.tuning.verdict import Verdict, entry, lines_of_scenario
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class Searched:
         runs: The runs of the simulation.
         baseline: The schedule that they are compared with.
         evaluated: Different plans, including the baseline if it is a candidate.
+        too_slow: Different plans that were not simulated.
         nearest: If neither a candidate nor the baseline keeps to the constraints, the candidate that exceeds one least.
         n_candidates: Legal candidates that keep to the constraints on exchanges.
         excluded: Number of candidates that each constraint excluded.
@@ -80,6 +81,7 @@ class Searched:
     runs: Runs
     baseline: Evaluated
     evaluated: tuple[Evaluated, ...]
+    too_slow: tuple[TooSlow, ...]
     nearest: Evaluated | None
     n_candidates: int
     excluded: Counter[str]
@@ -90,6 +92,11 @@ class Searched:
     def n_evaluated(self) -> int:
         """Number of different plans that were simulated."""
         return len(self.evaluated)
+
+    @property
+    def least_s(self) -> float | None:
+        """Seconds per step, or per micro-batch, that the plans that were not simulated take at least."""
+        return min((each.step_s for each in self.too_slow), default=None)
 
 
 @dataclass(frozen=True, repr=False)
@@ -130,6 +137,8 @@ class Tuned:
             complete (bool): False if Ctrl-C ended the search before all candidates were tried.
             candidates, evaluated, illegal (int): Legal schedules that exchange as often as required; plans simulated;
                 candidates that do not fit the cluster.
+            not_simulated (int): Plans that are surely too slow for a finalist.
+            not_simulated_least_s (float or null): Seconds per step that each of them takes at least.
             excluded (object): Option -> candidates (int) that broke it.
             change (bool): A change from the baseline is proposed.
             outcome (str): `change`, `stay`, `unsure`, or `none`: no schedule keeps to the constraints.
@@ -149,6 +158,8 @@ class Tuned:
             "constraints": asdict(self.constraints),
             "complete": self.search.is_complete,
             **picked(self.search, "excluded", candidates="n_candidates", evaluated="n_evaluated", illegal="n_illegal"),
+            "not_simulated": len(self.search.too_slow),
+            "not_simulated_least_s": self.search.least_s,
             "change": verdict.winner is not None,
             **picked(verdict, "outcome", "reasons", verdict="sentence"),
             "best": verdict.best.schedule.name,
@@ -200,8 +211,11 @@ class Tuned:
     def _title(self) -> str:
         scenario = self.runs.scenario
         n_seeds = self.baseline.row.seeds
-        n_tried = self.search.n_evaluated
+        n_tried = self.search.n_evaluated + len(self.search.too_slow)
         tried = f"{n_tried:,} {plural(n_tried, 'plan')} of {self.search.n_candidates:,} candidates tried"
+        if self.search.least_s is not None:
+            least = format_seconds(self.search.least_s)
+            tried += f", {len(self.search.too_slow):,} of them not simulated: at least {least} per {self.per}"
         if not n_tried:
             tried = "no candidate keeps to the limits"
         if not self.search.is_complete:

@@ -7,7 +7,7 @@ step if gradients or parameters are averaged over it.
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -149,8 +149,8 @@ def facts(scenario: Scenario, built: Built, *, within: Constraints | None = None
     Args:
         scenario: Of the schedule.
         built: The schedule.
-        within: Count only what tells whether the schedule keeps to these: bytes on the device are a bound if that is
-            enough, and bytes that nothing limits are 0.
+        within: Count only what tells whether the schedule keeps to these. Bytes that nothing limits are 0, and so are
+            those on the device: see `with_memory`.
     """
     plan = built.plan
     described = job(scenario)
@@ -162,16 +162,16 @@ def facts(scenario: Scenario, built: Built, *, within: Constraints | None = None
     is_counted = within is None or math.isfinite(within.max_nbytes)
     sent = sent_nbytes(scenario, built) if is_counted else 0.0
     of_steps = tuple(results[number] for number in of_step.tolist())
-    return Facts(of_steps, group_sizes, plan.world_size, sent, _device_nbytes(scenario, built, within), host_nbytes)
+    device_nbytes = 0 if within else memory_of(scenario, built).peak_nbytes
+    return Facts(of_steps, group_sizes, plan.world_size, sent, device_nbytes, host_nbytes)
 
 
-def _device_nbytes(scenario: Scenario, built: Built, within: Constraints | None) -> int:
-    if within is not None:
-        least = least_nbytes(built.plan, scenario.workload)
-        most = most_nbytes(built, scenario.workload)
-        if least > within.memory_nbytes or most <= within.memory_nbytes:
-            return least
-    return memory_of(scenario, built).peak_nbytes
+def with_memory(scenario: Scenario, built: Built, known: Facts, constraints: Constraints) -> Facts:
+    """Return facts with the bytes on the device: a lower bound if bounds tell whether they keep to the limit."""
+    least = least_nbytes(built.plan, scenario.workload)
+    limit_nbytes = constraints.memory_nbytes
+    is_told = least > limit_nbytes or most_nbytes(built, scenario.workload) <= limit_nbytes
+    return replace(known, device_nbytes=least if is_told else memory_of(scenario, built).peak_nbytes)
 
 
 def exchanged(results: Sequence[Result]) -> _Ranks:

@@ -1,5 +1,8 @@
 """Evaluate candidates: build the plan, check the constraints, and simulate. Then simulate the finalists again.
 
+A candidate is not simulated if a lower bound of its time shows that it would be no finalist. So the finalists are those
+of a search that simulates all.
+
 All candidates meet the same delays of the same seeds, starting with the scenario's own. The best of the search are
 simulated again with the seeds after those, which the search has not seen: the smallest of many noisy numbers is too
 small. The first numbers select the finalists, but the reported results do not depend on them.
@@ -31,11 +34,13 @@ from simdist.studies.measuring import ScheduleTimes
 from simdist.studies.resampling import Runs
 from simdist.studies.statistics import widened
 from simdist.tuning.candidates import Candidate
-from simdist.tuning.constraints import Breach, Constraints, Facts, broken, facts, worst
+from simdist.tuning.constraints import Breach, Constraints, Facts, broken, facts, with_memory, worst
 from simdist.tuning.space import in_scenario, refusal_text
 
 #: Returns the seconds per step, or per micro-batch, of a schedule of a scenario, `[n_seeds]`.
 _Time: TypeAlias = Callable[[Scenario, Built], NDArray[np.float64]]
+#: Returns a lower bound of these seconds.
+_Bound: TypeAlias = Callable[[Scenario, Built], float]
 #: Simulates a schedule of a scenario.
 _Measure: TypeAlias = Callable[[Scenario, Built], ScheduleTimes]
 
@@ -69,32 +74,66 @@ class Evaluated:
         return float(f"{self.times_s.mean():.12g}")
 
 
+@dataclass(frozen=True, slots=True)
+class TooSlow:
+    """A candidate that is not simulated, because it would be no finalist.
+
+    Args:
+        candidate: The candidate.
+        step_s: Seconds per step, or per micro-batch, that it takes at least.
+    """
+
+    candidate: Candidate
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Priced:
+    """A legal candidate before a simulation.
+
+    Args:
+        scenario: Its scenario.
+        built: Its plan, with prices.
+        facts: Facts from its plan; see `facts`, `within`.
+        least_s: Seconds per step, or per micro-batch, that it takes at least.
+    """
+
+    scenario: Scenario
+    built: Built
+    facts: Facts
+    least_s: float
+
+
 @final
 class Evaluator:
     """Evaluates candidates and counts them. Equal plans are simulated once, and those that take the same course."""
 
-    def __init__(self, runs: Runs, constraints: Constraints, time: _Time) -> None:
+    def __init__(self, runs: Runs, constraints: Constraints, time: _Time, bound: _Bound | None = None) -> None:
         """Set up without evaluating anything.
 
         Args:
             runs: The scenario to simulate, and the number of steps.
             constraints: A schedule that breaks one of them is not simulated.
             time: Simulates a schedule.
+            bound: Returns a lower bound of these times. Candidates that would be no finalists are then not simulated.
         """
         self._runs = runs
         self._constraints = constraints
         self._time = time
-        self._of_plan: dict[tuple[object, ...], Evaluated] = {}
+        self._bound = bound
+        self._priced: dict[Candidate, _Priced | None] = {}  # those that are not evaluated yet
+        self._of_plan: dict[tuple[object, ...], Evaluated | TooSlow] = {}
         self._of_course: dict[tuple[object, ...], Evaluated] = {}
+        self._ranked: set[tuple[str, float, float]] = set()  # kind, global gap and seconds of those that may be chosen
         self._broken: list[tuple[float, Candidate]] = []  # and how far beyond a limit they are at least
         self.excluded: Counter[str] = Counter()
         self.n_illegal = 0
         self.refusal = ""  # reason for the first plan's refusal
 
     @property
-    def n_simulated(self) -> int:
-        """Number of simulated plans, without the baseline."""
-        return sum(each.candidate is not None for each in self._of_plan.values())
+    def n_passed_over(self) -> int:
+        """Number of candidates with a known bound that will not be simulated."""
+        return sum(not (each and self._may_be_chosen(each)) for each in self._priced.values())
 
     def baseline(self, schedule: Schedule) -> Evaluated:
         """Simulate the schedule that others are compared with, even if it breaks constraints.
@@ -104,21 +143,57 @@ class Evaluator:
         """
         scenario = self._runs.scenario_for(schedule)
         built = build(scenario, schedule)
-        return self._simulate(None, scenario, built, facts(scenario, built, within=self._constraints))
+        found = facts(scenario, built, within=self._constraints)
+        return self._simulate(None, scenario, built, with_memory(scenario, built, found, self._constraints))
 
-    def evaluate(self, candidate: Candidate) -> Evaluated | None:
+    def least_s(self, candidate: Candidate) -> float:
+        """Return seconds that a candidate takes at least; inf if it is illegal or breaks a limit but that of memory.
+
+        Its plan is kept until it is evaluated.
+        """
+        if candidate not in self._priced:
+            self._priced[candidate] = self._price(candidate)
+        priced = self._priced[candidate]
+        return priced.least_s if priced else math.inf
+
+    def evaluate(self, candidate: Candidate) -> Evaluated | TooSlow | None:
         """Simulate a candidate, once per plan. Return None if it is illegal or breaks a constraint."""
+        priced = self._priced.pop(candidate) if candidate in self._priced else self._price(candidate)
+        if priced is None:
+            return None
+        content = _content(priced.built.plan)
+        known = self._of_plan.get(content)
+        if known is None:
+            known = self._measured(candidate, priced)
+        elif isinstance(known, Evaluated) and self._excludes(candidate, known.facts):
+            return None
+        if isinstance(known, Evaluated):
+            self._ranked.add((known.schedule.kind, known.facts.global_gap, known.step_s))
+        return known
+
+    def _price(self, candidate: Candidate) -> _Priced | None:
+        """Return a candidate's prices and facts. Return None if it is illegal, or breaks a limit but that of memory."""
         try:
             scenario, schedule, plan = self._written(candidate)
-            known = self._of_plan.get(_content(plan))
-            built = _checked(scenario, schedule, plan) if known is None else None
+            built = _checked(scenario, schedule, plan)
         except ValueError as error:  # PlanError is one
             self.n_illegal += 1
             self.refusal = self.refusal or refusal_text(error)
             return None
-        if built is None:
-            return None if known and self._excludes(candidate, known.facts) else known
         found = facts(scenario, built, within=self._constraints)
+        if self._excludes(candidate, found):
+            return None
+        return _Priced(scenario, built, found, self._bound(scenario, built) if self._bound else 0.0)
+
+    def _measured(self, candidate: Candidate, priced: _Priced) -> Evaluated | TooSlow | None:
+        """Simulate a candidate if it may be a finalist. Return None if it breaks the limit of memory."""
+        scenario = priced.scenario
+        built = priced.built
+        if not self._may_be_chosen(priced):
+            too_slow = TooSlow(candidate, priced.least_s)
+            self._of_plan[_content(built.plan)] = too_slow
+            return too_slow
+        found = with_memory(scenario, built, priced.facts, self._constraints)
         if self._excludes(candidate, found):
             return None
         course = _course(scenario, built, found)
@@ -127,6 +202,17 @@ class Evaluator:
         if course:
             self._of_course.setdefault(course, evaluated)
         return evaluated
+
+    def _may_be_chosen(self, priced: _Priced) -> bool:
+        """Tell whether a candidate may be a finalist, given those that are surely faster; see `finalists`."""
+        kind = priced.built.schedule.kind
+        gap = priced.facts.global_gap
+        faster = [each for each in self._ranked if each[2] < priced.least_s]
+        return (
+            len(faster) < _N_FASTEST
+            or all(of_kind != kind for of_kind, _, _ in faster)
+            or all(of_gap > gap for _, of_gap, _ in faster)
+        )
 
     def nearest(self, excluded: Sequence[tuple[float, Candidate]] = ()) -> Evaluated | None:
         """Simulate the candidate that exceeds a constraint least. Return None if there is none.
@@ -147,7 +233,8 @@ class Evaluator:
         if best is None:
             return None
         _, candidate, scenario, built, found = best
-        return self._of_plan.get(_content(built.plan)) or self._simulate(candidate, scenario, built, found)
+        known = self._of_plan.get(_content(built.plan))
+        return known if isinstance(known, Evaluated) else self._simulate(candidate, scenario, built, found)
 
     def _written(self, candidate: Candidate) -> tuple[Scenario, Schedule, Plan]:
         """Return a candidate's scenario, schedule and plan.

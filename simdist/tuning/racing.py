@@ -287,7 +287,7 @@ def simulate_entrants(
 
     Args and errors are those of `tune_to_target`.
     """
-    found = simulate_candidates(scenario, wanted, progress=trainer.progress)
+    found = simulate_candidates(scenario, wanted, skips=False, progress=trainer.progress)
     if not found.is_complete:
         raise KeyboardInterrupt  # a race without all entrants answers nothing
     if found.nearest:

@@ -1,6 +1,7 @@
 """The order in which candidates are tried.
 
-If there are few, all are tried. Otherwise as many as the budget allows:
+If there are few, all are tried, those with the least lower bound of their time first. Otherwise as many as the budget
+allows:
 
 1. *Starts*: for each family and each number of steps between exchanges of all ranks, the candidate that is likely to be
    fastest, because its ranks wait for the fewest others. As few of its settings as possible differ from the default.
@@ -26,22 +27,28 @@ from typing import TypeAlias, final
 from simdist.errors import ScenarioError
 from simdist.schedules.tuning import Axis, TunedValue
 from simdist.tuning.candidates import Candidate, family_of, n_changes
-from simdist.tuning.evaluating import Evaluated
+from simdist.tuning.evaluating import Evaluated, TooSlow
 from simdist.tuning.space import Space
 
 _FAMILY = "family"
+_MOST_WAITING = 256  # candidates with plans in memory
 _Point: TypeAlias = dict[str, int]  # setting -> index of its value
 
 #: Returns the result of a candidate; None if it is illegal or breaks a constraint.
-_Evaluate = Callable[[Candidate], Evaluated | None]
+_Evaluate = Callable[[Candidate], Evaluated | TooSlow | None]
+#: Returns a lower bound of the time of a candidate.
+_LeastTime = Callable[[Candidate], float]
 
 
-def search(space: Space, evaluate: _Evaluate, *, budget: int | None, seed: int) -> list[Evaluated]:
+def search(
+    space: Space, evaluate: _Evaluate, *, least_s: _LeastTime, budget: int | None, seed: int
+) -> list[Evaluated | TooSlow]:
     """Return the evaluated candidates, each plan once, in order.
 
     Args:
         space: Schedules that may be tried.
         evaluate: Evaluates a candidate.
+        least_s: Returns a lower bound of the time of a candidate.
         budget: Most candidates to evaluate; None: all of the space.
         seed: Seed of the sampler.
 
@@ -49,9 +56,9 @@ def search(space: Space, evaluate: _Evaluate, *, budget: int | None, seed: int) 
         ScenarioError: The budget is smaller than the space, and Optuna is not installed.
     """
     if budget is None or budget >= len(space.candidates):
-        return list({id(each): each for each in map(evaluate, space.candidates) if each is not None}.values())
+        return _search_all(space.candidates, evaluate, least_s)
     suggester = _Suggester(space.candidates, space.choices, seed=seed)
-    found: dict[int, Evaluated] = {}  # by identity: equal plans share one
+    found: dict[int, Evaluated | TooSlow] = {}  # by identity: equal plans share one
     untried = dict.fromkeys(space.candidates)
     proposals = _proposals(starts(space.candidates), suggester, found, untried)
     while untried and len(found) < budget:
@@ -64,10 +71,19 @@ def search(space: Space, evaluate: _Evaluate, *, budget: int | None, seed: int) 
     return list(found.values())
 
 
+def _search_all(candidates: Sequence[Candidate], evaluate: _Evaluate, least_s: _LeastTime) -> list[Evaluated | TooSlow]:
+    evaluated: dict[Candidate, Evaluated | TooSlow | None] = {}
+    for first in range(0, len(candidates), _MOST_WAITING):
+        some = candidates[first : first + _MOST_WAITING]
+        evaluated |= {each: evaluate(each) for each in sorted(some, key=least_s)}
+    found = (evaluated[each] for each in candidates)
+    return list({id(each): each for each in found if each is not None}.values())
+
+
 def _proposals(
     starts: Sequence[Candidate],
     suggester: "_Suggester",
-    found: Mapping[int, Evaluated],
+    found: Mapping[int, Evaluated | TooSlow],
     untried: Mapping[Candidate, None],
 ) -> Iterator[Candidate]:
     """Yield the next candidates to try; `found` and `untried` change meanwhile."""
@@ -79,7 +95,7 @@ def _proposals(
             yield suggester.suggest(list(untried))
 
 
-def _neighbour(found: Mapping[int, Evaluated], untried: Mapping[Candidate, None]) -> Candidate | None:
+def _neighbour(found: Mapping[int, Evaluated | TooSlow], untried: Mapping[Candidate, None]) -> Candidate | None:
     """Return the first untried neighbour of the fastest so far; None if there is none."""
     tried = [each for each in found.values() if each.candidate]
     if not tried:

@@ -7,6 +7,7 @@ seen. Only the second numbers are reported as results.
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Literal
 
 import numpy as np
@@ -25,11 +26,12 @@ from simdist.studies.draws import with_draws
 from simdist.studies.measuring import ScheduleTimes
 from simdist.studies.resampling import longest_period, runs_of
 from simdist.tuning.answer import Searched, Tuned
+from simdist.tuning.bounds import least_step_s
 from simdist.tuning.candidates import Candidate, Extras
 from simdist.tuning.constraints import Constraints, broken
-from simdist.tuning.evaluating import Evaluated, Evaluator, finalists, measure_finalists
+from simdist.tuning.evaluating import Evaluated, Evaluator, TooSlow, finalists, measure_finalists
 from simdist.tuning.searching import search
-from simdist.tuning.space import Progress, space
+from simdist.tuning.space import Progress, Space, space
 from simdist.tuning.verdict import verdict
 
 #: Up to this many candidates are all tried, unless the user sets another number.
@@ -74,7 +76,9 @@ class TuneOptions:
         return None if n_candidates <= (self.evaluations or _MOST_EXHAUSTIVE) else self.evaluations or _EVALUATIONS
 
 
-def simulate_candidates(scenario: Scenario, wanted: TuneOptions, *, progress: Progress | None = None) -> Searched:
+def simulate_candidates(
+    scenario: Scenario, wanted: TuneOptions, *, skips: bool = True, progress: Progress | None = None
+) -> Searched:
     """Simulate candidates with the seeds of the search: all, or as many as the budget allows.
 
     Ctrl-C ends the search. The candidates simulated so far are then the result, unless there are none.
@@ -82,6 +86,7 @@ def simulate_candidates(scenario: Scenario, wanted: TuneOptions, *, progress: Pr
     Args:
         scenario: The scenario to tune. Its recorded disturbances are resampled.
         wanted: The request.
+        skips: Whether to skip candidates whose step times are surely too long for a finalist.
         progress: See `Progress`.
 
     Raises:
@@ -100,33 +105,22 @@ def simulate_candidates(scenario: Scenario, wanted: TuneOptions, *, progress: Pr
     runs = runs_of(scenario, max(found.longest_gap, own), checkpoint_every=max(between, default=0))
     drawn = runs.scenario
     budget = wanted.budget(len(found.candidates))
-    n_expected = len(found.candidates) if budget is None else min(budget, len(found.candidates))
     n_seeds = wanted.n_search_seeds if drawn.is_random else 1
 
+    def n_parts(its: Scenario) -> int:
+        return 1 if wanted.per == "step" else its.workload.micro_batches
+
     def times_s(its: Scenario, built: Built) -> NDArray[np.float64]:
-        n_parts = 1 if wanted.per == "step" else its.workload.micro_batches
-        return measuring.step_times_s(its, built, n_seeds=n_seeds) / n_parts
+        return measuring.step_times_s(its, built, n_seeds=n_seeds) / n_parts(its)
 
-    evaluator = Evaluator(runs, constraints, times_s)
-    so_far: dict[int, Evaluated] = {}  # by identity: equal plans share one
+    def least_s(its: Scenario, built: Built) -> float:
+        return least_step_s(built.plan, built.costs) / n_parts(its)
 
-    def evaluate(candidate: Candidate) -> Evaluated | None:
-        if progress:
-            progress(_best_so_far(so_far.values()), min(evaluator.n_simulated, n_expected), n_expected)
-        evaluated = evaluator.evaluate(candidate)
-        if evaluated is not None:
-            so_far[id(evaluated)] = evaluated
-        return evaluated
-
+    evaluator = Evaluator(runs, constraints, times_s, least_s if skips else None)
     baseline = evaluator.baseline(base)
-    is_complete = True
-    try:
-        evaluated = search(found, evaluate, budget=budget, seed=wanted.seed)
-    except KeyboardInterrupt:
-        if not so_far:
-            raise
-        evaluated = list(so_far.values())
-        is_complete = False
+    tried, is_complete = _tried(found, evaluator, budget, wanted.seed, progress)
+    evaluated = tuple(each for each in tried if isinstance(each, Evaluated))
+    too_slow = tuple(each for each in tried if isinstance(each, TooSlow))
     n_illegal = found.n_illegal + evaluator.n_illegal
     excluded = found.excluded + evaluator.excluded
     if not (evaluated or excluded):
@@ -134,11 +128,49 @@ def simulate_candidates(scenario: Scenario, wanted: TuneOptions, *, progress: Pr
     is_broken = not evaluated and broken(baseline.facts, constraints)
     nearest = evaluator.nearest(found.broken) if is_broken else None
     n_candidates = len(found.candidates)
-    return Searched(runs, baseline, tuple(evaluated), nearest, n_candidates, excluded, n_illegal, is_complete)
+    return Searched(runs, baseline, evaluated, too_slow, nearest, n_candidates, excluded, n_illegal, is_complete)
 
 
-def _best_so_far(evaluated: Collection[Evaluated]) -> str:
+def _tried(
+    known: Space, evaluator: Evaluator, budget: int | None, seed: int, progress: Progress | None
+) -> tuple[list[Evaluated | TooSlow], bool]:
+    """Search a space; return what was tried, and whether the search came to its end.
+
+    Raises:
+        ScenarioError: See `search`.
+        KeyboardInterrupt: Nothing was tried yet.
+    """
+    n_candidates = len(known.candidates)
+    n_expected = n_candidates if budget is None else min(budget, n_candidates)
+    so_far: dict[int, Evaluated | TooSlow] = {}  # by identity: equal plans share one
+    n_priced = count()
+    n_evaluated = count()
+
+    def least_s(candidate: Candidate) -> float:
+        if progress:
+            progress("lower bounds", next(n_priced), n_candidates)
+        return evaluator.least_s(candidate)
+
+    def evaluate(candidate: Candidate) -> Evaluated | TooSlow | None:
+        if progress:
+            n_settled = next(n_evaluated) + evaluator.n_passed_over
+            progress(_best_so_far(so_far.values()), n_settled if budget is None else len(so_far), n_expected)
+        found = evaluator.evaluate(candidate)
+        if found is not None:
+            so_far[id(found)] = found
+        return found
+
+    try:
+        return search(known, evaluate, least_s=least_s, budget=budget, seed=seed), True
+    except KeyboardInterrupt:
+        if not so_far:
+            raise
+        return list(so_far.values()), False
+
+
+def _best_so_far(tried: Collection[Evaluated | TooSlow]) -> str:
     """Return the name of the stage of progress, with the fastest candidate so far."""
+    evaluated = [each for each in tried if isinstance(each, Evaluated)]
     if not evaluated:
         return "search"
     best = min(evaluated, key=lambda each: each.step_s)
