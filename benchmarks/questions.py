@@ -89,6 +89,17 @@ disturbances: [{{kind: transient, probability: 0.1%, delay: 200 ms}}]
 schedules: [fsdp]
 steps: 8
 """
+MANY_GROUPS = """\
+cluster: {{preset: dgx-h100, nodes: {nodes}, uncertain: {{}}}}
+workload:
+  tensors: [{{name: embed, count: 100000}}, {{name: h.0, count: 150000}}, {{name: h.1, count: 150000}}]
+  batch_size: 2
+  forward: 4 ms
+  backward: 9 ms
+schedules: [{{kind: fsdp, reshard_after_forward: 4}}]
+disturbances: [{{kind: pauses, on: host, every: [3, 5], delay: 50 ms, ranks: [0, 3]}}]
+steps: 4
+"""
 STUDY = """\
 cluster: {{preset: gcp-t4x4-32gbit, nodes: {nodes}}}
 workload: {{preset: resnet18, forward: 18 ms, backward: 37 ms, optimize: 0 s}}
@@ -251,6 +262,9 @@ def questions(*, quick: bool) -> list[Question]:
     by_fast = ("simulate", "job.yaml", "--engine", "fast")
     found.append(Question(f"simulate, fsdp on {n_large:,} GPUs, 100 steps", by_fast, {"job.yaml": large}))
     found.append(Question("whatif, 16 ranks", ("whatif", stragglers), {}))
+    n_nodes = 2 if quick else 1024
+    groups = {"job.yaml": MANY_GROUPS.format(nodes=n_nodes)}
+    found.append(Question(f"whatif, groups of 4 of {8 * n_nodes:,} GPUs", ("whatif", "job.yaml"), groups))
     simulated = ("simulate", stragglers, "-o", "run")
     found.append(Question("report, 16 ranks", ("report", "run", "-o", "page.html"), {}, before=simulated))
     return found

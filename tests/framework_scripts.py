@@ -1,19 +1,22 @@
 """Scripts by Accelerate, Lightning and Hugging Face's Trainer, for ranks that are started as by torchrun.
 
-Each trains twice, as the tool does it and wrapped, and prints the largest difference of the parameters.
+Each checks what it has computed. `run_all` runs those of one tool, and names each that has passed.
 """
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from user_scripts import N_STEPS, SCHEDULES, Way, batches, mlp, vector
 
 import real
+from simdist.errors import RunError
 from simdist.schedules import LocalSGD
 
 QUIET = {
@@ -24,37 +27,46 @@ QUIET = {
 }
 
 
-def tell_difference(wrapped: np.ndarray, expected: np.ndarray) -> None:
-    print("equal" if np.allclose(wrapped, expected, rtol=0, atol=1e-6) else np.abs(wrapped - expected).max())
+def connect() -> None:
+    """Connect the ranks, unless a script before has done it."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+
+
+def check_equal(found: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
 def accelerate(way: str) -> None:
-    """Accumulates and clips gradients."""
+    """Accumulates and clips gradients. The last pass over the loader is alone in its step."""
     from accelerate import Accelerator
 
     from real.frameworks.accelerate import follow
 
     def train(own: bool) -> np.ndarray:
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-        module = mlp()
-        optimizer = accelerator.prepare(torch.optim.AdamW(module.parameters(), lr=0.01))
+        module = mlp(torch.float32)
+        n_samples = 5 * accelerator.num_processes * (2 * N_STEPS - 1)
+        optimizer, loader = accelerator.prepare(
+            torch.optim.AdamW(module.parameters(), lr=0.01), DataLoader(samples(n_samples), batch_size=5)
+        )
         if own:
             model = accelerator.prepare(module)
         else:
             model = follow(accelerator, module, optimizer, SCHEDULES[way])
-        for inputs, targets in batches(n_steps=2 * N_STEPS):
+        for batch in loader:
             with accelerator.accumulate(model):
-                accelerator.backward(functional.cross_entropy(model(inputs), targets))
+                accelerator.backward(functional.cross_entropy(model(batch["inputs"]), batch["labels"]))
                 if accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(module.parameters(), 0.5)
                 optimizer.step()
                 optimizer.zero_grad()
         if not own:
+            assert model.step == N_STEPS
             model.close()
         return vector(module)
 
-    tell_difference(train(own=False), train(own=True))
-    dist.destroy_process_group()
+    check_equal(train(own=False), train(own=True))
 
 
 def lightning(way: str) -> None:
@@ -77,7 +89,7 @@ def lightning(way: str) -> None:
                 return None  # all ranks leave this batch out
             return functional.cross_entropy(self.net(batch[0]), batch[1])
 
-    dist.init_process_group("gloo")
+    connect()
     task = Task()
     trainer = lightning.Trainer(
         accelerator="cpu",
@@ -89,8 +101,7 @@ def lightning(way: str) -> None:
         **QUIET,
     )
     trainer.fit(task, DataLoader([*batches()], batch_size=None))
-    tell_difference(vector(task.net), by_torch("ddp" if way == "sync" else f"{way} by hand"))
-    dist.destroy_process_group()
+    check_equal(vector(task.net), by_torch("ddp" if way == "sync" else f"{way} by hand"))
 
 
 def by_torch(way_name: str) -> np.ndarray:
@@ -160,7 +171,7 @@ def trainer(way: str, folder: Path) -> None:
         return vector(module)
 
     wrapped = train(wrapped=True)
-    tell_difference(wrapped, train(wrapped=False))
+    check_equal(wrapped, train(wrapped=False))
 
 
 # --- saves, evaluations and restarts between averages ---
@@ -219,7 +230,7 @@ def trainer_resumed(folder: Path) -> None:
 
     whole = train(None)
     dist.barrier()
-    tell_difference(train(str(folder / "checkpoint-3")), whole)
+    check_equal(train(str(folder / "checkpoint-3")), whole)
 
 
 def lightning_resumed(folder: Path) -> None:
@@ -240,9 +251,8 @@ def lightning_resumed(folder: Path) -> None:
             return torch.optim.SGD(self.net.parameters(), lr=0.1)
 
         def training_step(self, _: int, number: int) -> Tensor:
-            inputs, targets = self.batches[
-                number
-            ]  # a trainer that resumes knows the number, and begins its loader anew
+            # A trainer that resumes knows the number, and begins its loader anew.
+            inputs, targets = self.batches[number]
             return functional.cross_entropy(self.net(inputs), targets)
 
         def validation_step(self, _: int, number: int) -> None:
@@ -265,11 +275,138 @@ def lightning_resumed(folder: Path) -> None:
         made.fit(task, DataLoader(range(2 * N_STEPS)), DataLoader(range(1)), ckpt_path=resume_from)
         return vector(task.net)
 
-    dist.init_process_group("gloo")
+    connect()
     whole = train(None)
     dist.barrier()
-    tell_difference(train(folder / "step=3.ckpt"), whole)
-    dist.destroy_process_group()
+    check_equal(train(folder / "step=3.ckpt"), whole)
+
+
+def trainer_best(folder: Path) -> None:
+    """Is stopped by a callback while an average of the schedule is under way, and loads its only checkpoint."""
+    from safetensors.torch import load_file
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from real.frameworks.transformers import follow
+
+    class Stops(TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            control.should_training_stop = state.global_step == 3
+
+    made = Trainer(
+        model=Classifier(),
+        args=TrainingArguments(
+            output_dir=str(folder),
+            use_cpu=True,
+            max_steps=N_STEPS,
+            per_device_train_batch_size=5,
+            learning_rate=0.1,
+            optim="sgd",
+            report_to=[],
+            save_steps=2,
+            eval_strategy="steps",
+            eval_steps=2,
+            load_best_model_at_end=True,
+            disable_tqdm=True,
+        ),
+        train_dataset=samples(240),
+        eval_dataset=samples(20),
+        callbacks=[Stops()],
+    )
+    follow(made, LocalSGD(period=3, overlap_steps=1))
+    made.train()
+    check_saved(load_file(folder / "checkpoint-2" / "model.safetensors"), made.model)
+
+
+def check_saved(saved: Mapping[str, Tensor], module: nn.Module) -> None:
+    """Check that a file has the parameters of a module, under their names."""
+    check_equal(np.concatenate([saved[name].numpy().ravel() for name, _ in module.named_parameters()]), vector(module))
+
+
+def lightning_streamed() -> None:
+    """Accumulates over two passes, of a stream of five batches: the last pass of an epoch is alone."""
+    import lightning
+    from lightning.pytorch.plugins.environments import LightningEnvironment
+
+    from real.frameworks.lightning import schedule_callback
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter([*batches(n_steps=5)])
+
+    class Task(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+        def training_step(self, batch: tuple[Tensor, Tensor], number: int) -> Tensor:
+            return functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def train(loader: DataLoader) -> np.ndarray:
+        task = Task()
+        made = lightning.Trainer(
+            accelerator="cpu",
+            devices=1,
+            plugins=[LightningEnvironment()],
+            max_epochs=2,
+            accumulate_grad_batches=2,
+            callbacks=[schedule_callback(SCHEDULES["sync"], network="net")],
+            **QUIET,
+        )
+        made.fit(task, loader)
+        assert made.global_step == 6
+        return vector(task.net)
+
+    connect()
+    of_known_length = train(DataLoader([*batches(n_steps=5)], batch_size=None))
+    check_equal(train(DataLoader(Stream(), batch_size=None)), of_known_length)
+
+
+def lightning_monitored(folder: Path) -> None:
+    """Saves by a metric that falls on rank 0 and rises on the others, after each validation."""
+    import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.plugins.environments import LightningEnvironment
+
+    from real.frameworks.lightning import schedule_callback
+
+    class Task(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp()
+            self.n_validations = 0
+            self.validated = np.empty(0)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+        def training_step(self, batch: tuple[Tensor, Tensor], number: int) -> Tensor:
+            return functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def validation_step(self, _: int, number: int) -> None:
+            self.n_validations += 1
+            self.validated = vector(self.net)
+            self.log("metric", self.n_validations if dist.get_rank() else -self.n_validations)
+
+    connect()
+    task = Task()
+    saves = ModelCheckpoint(folder, monitor="metric", filename="best")
+    made = lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        plugins=[LightningEnvironment()],
+        max_epochs=3,
+        num_sanity_val_steps=0,
+        callbacks=[schedule_callback(LocalSGD(period=4), network="net"), saves],
+        **QUIET | {"enable_checkpointing": True},
+    )
+    made.fit(task, DataLoader([*batches(n_steps=5)], batch_size=None), DataLoader(range(1)))
+    dist.barrier()
+    saved = torch.load(folder / "best.ckpt", weights_only=False)["state_dict"]
+    found = np.concatenate([saved[f"net.{name}"].numpy().ravel() for name, _ in task.net.named_parameters()])
+    check_equal(found, task.validated)
 
 
 def lightning_without_callback() -> None:
@@ -291,7 +428,7 @@ def lightning_without_callback() -> None:
         def on_train_start(self) -> None:
             self.end = real.wrap(self.net, self.optimizers(), LocalSGD(period=4)).close
 
-    dist.init_process_group("gloo")
+    connect()
     made = lightning.Trainer(
         accelerator="cpu",
         devices=1,
@@ -300,7 +437,10 @@ def lightning_without_callback() -> None:
         accumulate_grad_batches=2,
         **QUIET,
     )
-    made.fit(Task(), DataLoader([*batches(n_steps=2 * N_STEPS)], batch_size=None))
+    with pytest.raises(
+        RunError, match=r"To accumulate gradients, do all passes but a step's last in `with worker.no_sync"
+    ):
+        made.fit(Task(), DataLoader([*batches(n_steps=2 * N_STEPS)], batch_size=None))
 
 
 def accelerate_resumed(folder: Path) -> None:
@@ -328,5 +468,57 @@ def accelerate_resumed(folder: Path) -> None:
 
     whole = train(None)
     dist.barrier()
-    tell_difference(train(folder), whole)
+    check_equal(train(folder), whole)
+
+
+def accelerate_model(folder: Path) -> None:
+    """Saves the model only, between averages."""
+    from accelerate import Accelerator
+    from safetensors.torch import load_file
+
+    from real.frameworks.accelerate import follow
+
+    accelerator = Accelerator(cpu=True)
+    module = mlp()
+    optimizer = accelerator.prepare(torch.optim.SGD(module.parameters(), lr=0.1))
+    model = follow(accelerator, module, optimizer, LocalSGD(period=4))
+    for inputs, targets in batches(n_steps=3):
+        optimizer.zero_grad()
+        accelerator.backward(functional.cross_entropy(model(inputs), targets))
+        optimizer.step()
+    accelerator.save_model(model, folder)
+    check_average(module, "in a saved model")
+    accelerator.wait_for_everyone()
+    check_saved(load_file(folder / "model.safetensors"), module)
+    model.close()
+
+
+# --- all scripts of a tool in the same processes, as its import takes a second or two ---
+
+OF_TOOL: dict[str, dict[str, Callable[[Path], None]]] = {
+    "accelerate": {
+        "sync": lambda _: accelerate("sync"),
+        "resumed": accelerate_resumed,
+        "model": accelerate_model,
+    },
+    "lightning": {
+        "sync": lambda _: lightning("sync"),
+        "local": lambda _: lightning("local"),
+        "resumed": lightning_resumed,
+        "streamed": lambda _: lightning_streamed(),
+        "monitored": lightning_monitored,
+        "without callback": lambda _: lightning_without_callback(),
+    },
+    "transformers": {
+        "sync": lambda folder: trainer("sync", folder),
+        "resumed": trainer_resumed,
+        "best": trainer_best,
+    },
+}
+
+
+def run_all(tool: str, folder: Path) -> None:
+    for name, script in OF_TOOL[tool].items():
+        script(folder / name)
+        print(f"passed: {name}")
     dist.destroy_process_group()

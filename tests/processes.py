@@ -10,6 +10,7 @@ arguments. Commands start as a user's would, and run the interpreter's exit, whi
 Whatever happens, nothing outlives the `with` block, and nothing else is touched.
 """
 
+import ctypes
 import faulthandler
 import functools
 import importlib
@@ -292,6 +293,18 @@ def places(rank: int, world_size: int, port: int) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",  # see `Ranks._say_where_they_are`
     }
+
+
+def leave_group() -> None:
+    """Destroy the process group, but never free it, so that a rank under `DistributedDataParallel` ends.
+
+    Where it is freed with the model, torch 2.13 waits for a thread of gloo and holds the GIL. That thread wants the GIL
+    if it is the last to hold the work of a backward pass, which has a Python object.
+    """
+    import torch.distributed as dist
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
+    dist.destroy_process_group()
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+_LOAD = os.getloadavg()[0] / (os.cpu_count() or 1)  # processes that want each core
+SOON_S = 4.0 * max(1.0, _LOAD)  # for what is meant to be late; who is not late needs longer where others work, too
 TIMEOUT_S = 180.0  # a machine under load starts processes in tens of seconds
 
 

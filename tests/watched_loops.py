@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from processes import leave_group
 from torch import nn
 from torch.distributed import PrefixStore
 from torch.distributed.device_mesh import init_device_mesh
@@ -90,7 +91,7 @@ def connected() -> Iterator[int]:
     dist.init_process_group("gloo")
     yield dist.get_rank()
     dist.barrier()
-    dist.destroy_process_group()
+    leave_group()
 
 
 def model_of(kind: str) -> nn.Module:

@@ -1,12 +1,13 @@
 """Resolve what the Makefile installs, on every Python that the project claims, from the package index alone.
 
-    python tools/installs.py                      every claimed Python that this machine has
+    python tools/installs.py                      every claimed Python, also those that this machine does not have
     python tools/installs.py --python python3.12  one of them; may be repeated
     python tools/installs.py --packages           also each package, with its version and size
 
 Nothing is installed. For each Python a temporary environment gets the newest pip, as in the Makefile. This pip resolves
 the bare package, `.[real]` and `.[dev,triton]`, with constraints.txt and without. Local wheels, extra indexes and pip's
-configuration files play no part: a machine of a stranger does not have them.
+configuration files play no part: a machine of a stranger does not have them. For a Python that is not on this machine,
+the newest one that is there resolves, from wheels alone.
 
 Exit status: 0 if everything resolves, 1 on a conflict, 2 if no index answers or no claimed Python is here.
 """
@@ -31,6 +32,15 @@ CONSTRAINTS = ROOT / "constraints.txt"
 TARGETS = (".", ".[real]", ".[dev,triton]")
 SHOWN = ("torch", "triton", "numba", "numpy")  # columns of the table
 TIMEOUT_S = 900.0
+# `--python-version` selects files for another Python, but pip evaluates markers for its own.
+PIP_OF_ANOTHER_PYTHON = """
+import runpy, sys
+from pip._vendor.packaging import markers
+version = sys.argv.pop(1)
+own = markers.default_environment()
+markers.default_environment = lambda: own | {"python_version": version, "python_full_version": version + ".0"}
+runpy.run_module("pip", run_name="__main__")
+"""
 # How pip reaches an index; every other setting of pip is left out.
 KEPT = {"PIP_CERT", "PIP_CLIENT_CERT", "PIP_DEFAULT_TIMEOUT", "PIP_INDEX_URL", "PIP_PROXY", "PIP_TRUSTED_HOST"}
 # What pip says when releases do not fit together. Anything else that it fails with is no answer to the question.
@@ -44,6 +54,15 @@ CONFLICTS = (
 
 class NoAnswerError(Exception):
     """The index did not answer, or pip failed for a reason other than a conflict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Python:
+    """A Python to resolve for: its version or path, and the interpreter that runs pip, its own or another's."""
+
+    name: str
+    path: str
+    is_own: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +106,18 @@ def interpreter(version: str) -> str | None:
         if path is not None and _works(path):  # a shim of pyenv is on PATH also where its version is switched off
             return path
     return None
+
+
+def pythons_to_resolve() -> list[Python]:
+    """Return all claimed Pythons, and say which of them are not here; nothing if none is."""
+    at_hand = {version: path for version in claimed_pythons() if (path := interpreter(version)) is not None}
+    if not at_hand:
+        return []
+    newest, path_of_newest = [*at_hand.items()][-1]
+    for version in claimed_pythons():
+        if version not in at_hand:
+            print(f"Python {version} is not on this machine: the pip of Python {newest} resolves for it")
+    return [Python(version, at_hand.get(version, path_of_newest), version in at_hand) for version in claimed_pythons()]
 
 
 def _works(path: str) -> bool:
@@ -137,8 +168,8 @@ def new_environment(python: str, folder: Path) -> str:
     return path
 
 
-def resolve(python: str, version: str, target: str, constraints: Path | None) -> Resolution:
-    """Ask pip what it would install.
+def resolve(python: Python, pip_python: str, target: str, constraints: Path | None) -> Resolution:
+    """Ask the pip of an environment what it would install.
 
     `fast-deps` reads metadata from the end of a wheel where an index does not serve it apart, so that gigabytes of CUDA
     packages are not downloaded only to learn what they require.
@@ -147,22 +178,27 @@ def resolve(python: str, version: str, target: str, constraints: Path | None) ->
         NoAnswerError: pip failed for another reason than a conflict.
     """
     with tempfile.NamedTemporaryFile(suffix=".json") as report:
-        command = [python, "-m", "pip", "install", "--dry-run", "--ignore-installed"]
+        if python.is_own:
+            command = [pip_python, "-m", "pip", "install"]
+        else:
+            command = [pip_python, "-c", PIP_OF_ANOTHER_PYTHON, python.name, "install"]
+            command += ["--python-version", python.name, "--only-binary", ":all:"]
+        command += ["--dry-run", "--ignore-installed"]
         command += ["--use-feature=fast-deps", "--report", report.name]
         if constraints is not None:
             command += ["--constraint", str(constraints)]
         done = run([*command, target])
         if done.returncode:
             if any(words in done.stderr for words in CONFLICTS):
-                return Resolution(version, target, constraints is not None, conflict=explanation(done))
-            raise NoAnswerError(f"Python {version}, {target}: {last_line(done.stderr)}")
+                return Resolution(python.name, target, constraints is not None, conflict=explanation(done))
+            raise NoAnswerError(f"Python {python.name}, {target}: {last_line(done.stderr)}")
         found = json.loads(Path(report.name).read_text(encoding="utf-8"))["install"]
     packages = (
         Package(each["metadata"]["name"], each["metadata"]["version"], file_nbytes(each["download_info"]["url"]))
         for each in found
         if "archive_info" in each["download_info"]  # not the project itself
     )
-    return Resolution(version, target, constraints is not None, tuple(packages))
+    return Resolution(python.name, target, constraints is not None, tuple(packages))
 
 
 def explanation(done: subprocess.CompletedProcess[str]) -> str:
@@ -233,24 +269,22 @@ def main(args: list[str]) -> int:
         if not _works(path):
             parser.error(f"--python {path}: is no Python that works, or has no module venv")
     if options.python:
-        pythons = {path: path for path in options.python}
+        pythons = [Python(path, path, True) for path in options.python]
     else:
-        pythons = {version: path for version in claimed_pythons() if (path := interpreter(version)) is not None}
-        for version in claimed_pythons():
-            if version not in pythons:
-                print(f"Python {version} is claimed but not on this machine: not resolved")
+        pythons = pythons_to_resolve()
     if not pythons:
         print("no claimed Python is on this machine", file=sys.stderr)
         return 2
+    paths = sorted({python.path for python in pythons})
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as threads:
         try:
             made = {
-                version: threads.submit(new_environment, path, Path(folder) / str(number))
-                for number, (version, path) in enumerate(pythons.items())
+                path: threads.submit(new_environment, path, Path(folder) / str(number))
+                for number, path in enumerate(paths)
             }
             asked = [
-                threads.submit(resolve, made[version].result(), version, target, constraints)
-                for version in pythons
+                threads.submit(resolve, python, made[python.path].result(), target, constraints)
+                for python in pythons
                 for target in TARGETS
                 for constraints in (options.constraints.resolve(), None)
             ]

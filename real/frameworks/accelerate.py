@@ -6,7 +6,8 @@
         with accelerator.accumulate(model):
             ...
 
-`accelerator.save_state()` averages the parameters first, and stores the step. `resume_from` goes on there.
+`accelerator.save_state()` and `save_model()` average the parameters first. `save_state` stores the step, and
+`resume_from` goes on there.
 """
 
 from collections.abc import Mapping
@@ -71,15 +72,30 @@ def follow(
         launch=launch,
     )
     progress.follow(worker)
+    _save_averages(accelerator, worker)
+    return worker
+
+
+def _save_averages(accelerator: "Accelerator", worker: Worker) -> None:
+    """Average before `save_state` and `save_model`, and save the wrapped model under the names of its own tensors."""
     state_dict_of = accelerator.get_state_dict
-    accelerator.get_state_dict = lambda *args, **options: in_memory_of_its_own(state_dict_of(*args, **options))
+    save_model = accelerator.save_model
+
+    def get_state_dict(model: nn.Module, unwrap: bool = True) -> dict[str, Tensor]:
+        return in_memory_of_its_own(state_dict_of(worker.module if model is worker else model, unwrap))
+
+    def average_and_save_model(model: nn.Module, *args: object, **options: object) -> None:
+        if model is worker or model is worker.module:
+            worker.average()
+        save_model(model, *args, **options)
 
     def average_before(models: list[nn.Module], weights: list[dict[str, Tensor]], _folder: str) -> None:
         worker.average()
-        weights[:] = [accelerator.get_state_dict(each) for each in models]
+        weights[:] = [get_state_dict(each) for each in models]
 
+    accelerator.get_state_dict = get_state_dict
+    accelerator.save_model = average_and_save_model
     accelerator.register_save_state_pre_hook(average_before)
-    return worker
 
 
 def in_memory_of_its_own(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

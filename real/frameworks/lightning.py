@@ -73,6 +73,7 @@ class _FitEvents:
         self._experiment = experiment
         self._launch = launch
         self._worker: Worker | None = None
+        self._averaged_at = -1
 
     def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Wrap the network. A trainer that resumes has loaded its checkpoint."""
@@ -82,6 +83,7 @@ class _FitEvents:
                 f"optimizers: start one process per rank, each with one optimizer, and write "
                 f"Trainer(devices=1, plugins=[LightningEnvironment()])"
             )
+        self._averaged_at = -1
         self._worker = wrap(
             pl_module.get_submodule(self._network),
             trainer.optimizers[0],
@@ -98,10 +100,12 @@ class _FitEvents:
         self, trainer: "Trainer", pl_module: "LightningModule", batch: object, batch_idx: int
     ) -> None:
         """Exchange gradients in the last of the accumulated passes only."""
-        n_passes = batch_idx + 1
-        is_last = n_passes % trainer.accumulate_grad_batches == 0 or n_passes == trainer.num_training_batches
+        batches = trainer.fit_loop.epoch_loop.batch_progress  # which knows the last batch of a loader without a length
+        is_last_of_epoch = batches.is_last_batch or batch_idx + 1 == trainer.num_training_batches
         if self._worker:
-            self._worker.require_backward_grad_sync = is_last
+            self._worker.require_backward_grad_sync = (
+                is_last_of_epoch or (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+            )
 
     def on_validation_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Average before a validation within the training."""
@@ -121,8 +125,11 @@ class _FitEvents:
             worker.close()
 
     def _average(self) -> None:
-        if self._worker:
-            self._worker.average()
+        """Average once before a step. After a validation, a rank may save alone: each has its own metrics."""
+        worker = self._worker
+        if worker and worker.step != self._averaged_at:
+            worker.average()
+            self._averaged_at = worker.step
 
 
 class _Files(Protocol):

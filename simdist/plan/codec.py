@@ -45,8 +45,9 @@ def loads(text: str, *, name: str = "<text>") -> Plan:
     try:
         raw = json.loads(text, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
+        reason = "nested too deep" if isinstance(error, RecursionError) else str(error)  # Pythons word it differently
         raise PlanError(
-            f"{name}: not a JSON document: {error}; a plan is what `simdist plan SCENARIO -o RUN` writes"
+            f"{name}: not a JSON document: {reason}; a plan is what `simdist plan SCENARIO -o RUN` writes"
         ) from None
     try:
         decoded = _adapter().validate_json(text, strict=True)

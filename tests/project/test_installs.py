@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,7 @@ case "$*" in
     "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
     *"--upgrade pip") exit 0 ;;
     *) env | grep ^PIP_ > "{tmp_path}/environment"
+       echo "$@" >> "{tmp_path}/commands"
        while [ "$1" != --report ]; do shift; done
        {resolving} ;;
 esac
@@ -86,6 +88,39 @@ def test_what_resolves_is_a_table_with_sizes(python, tmp_path, capsys) -> None:
     assert lines[1][-11:] == [".", "with", "2", "5", "+", "1", "unknown", "2.13.0", "3.7.1", "-", "-"]
     assert ["5.0", "MB", "torch", "2.13.0"] in lines
     assert ["?", "MB", "triton", "3.7.1"] in lines
+
+
+def test_the_newest_python_that_is_here_resolves_for_one_that_is_not(python, tmp_path, monkeypatch, capsys) -> None:
+    here = str(python(f"cp '{tmp_path}/report.json' \"$2\""))
+    monkeypatch.setattr(installs, "claimed_pythons", lambda: ["3.12", "3.13", "3.14"])
+    monkeypatch.setattr(installs, "interpreter", {"3.12": "/no/python", "3.13": here}.get)
+    monkeypatch.setattr(installs, "new_environment", lambda path, _: here)
+    assert installs.main([]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("Python 3.14 is not on this machine: the pip of Python 3.13 resolves for it\nPython ")
+    assert out.count("\n3.14  ") == 6
+    commands = (tmp_path / "commands").read_text(encoding="utf-8")
+    assert commands.count(" 3.14 install --python-version 3.14 --only-binary :all: --dry-run") == 6
+    assert commands.count("-m pip install --dry-run") == 12
+
+
+def test_markers_are_those_of_the_other_python(tmp_path: Path) -> None:
+    wheel = tmp_path / "one-1-py3-none-any.whl"
+    requires = "Requires-Dist: missing; python_version < '3.99'\nRequires-Dist: two; python_version >= '3.99'\n"
+    write_wheel(wheel, "one", requires)
+    write_wheel(tmp_path / "two-1-py3-none-any.whl", "two")
+    command = [sys.executable, "-c", installs.PIP_OF_ANOTHER_PYTHON, "3.99", "install", "--python-version", "3.99"]
+    command += ["--only-binary", ":all:", "--dry-run", "--ignore-installed", "--no-index", "--find-links"]
+    done = installs.run([*command, str(tmp_path), str(wheel)])
+    assert done.stdout.splitlines()[-1] == "Would install one-1 two-1", done.stderr
+
+
+def write_wheel(path: Path, name: str, requires: str = "") -> None:
+    folder = f"{name}-1.dist-info"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(f"{folder}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n{requires}")
+        wheel.writestr(f"{folder}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{folder}/RECORD", "")
 
 
 def test_a_python_that_is_none_is_refused_by_name(capsys) -> None:

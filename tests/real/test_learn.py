@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from timeouts import TIMEOUT_S
 
 torch = pytest.importorskip("torch")
 
@@ -374,7 +375,7 @@ def test_it_ends_with_who_asked(tmp_path: Path) -> None:
 
 
 def _until(is_so: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 60
+    end_s = time.monotonic() + TIMEOUT_S
     while not is_so():
         assert time.monotonic() < end_s
         time.sleep(0.05)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from engine_runs import simulate
 from pool import Pool
+from timeouts import TIMEOUT_S
 from trainings import Training, by_arrival, by_plan, comes_alone, in_virtual_world, loss
 
 from real.collectives.first_come import ArrivalClient, ArrivalServer
@@ -84,22 +85,20 @@ def test_without_backup_values_are_those_of_synchronous_sgd(pool: Pool) -> None:
 
 @pytest.mark.parametrize("servers", [Servers((3,), (0,)), Servers((2, 1, 0), (0, 2, 3))])
 def test_who_is_missing_is_named(pool: Pool, servers: Servers) -> None:
-    begin_s = time.monotonic()
     found = pool.run(comes_alone, (1, 2), 3, 0.5, servers)
     assert found[1] == found[2] == "ranks 0, 3 have not come within 0.5 s, and 1 of them must"
-    assert time.monotonic() - begin_s < 5
 
 
 def test_of_ranks_that_leave_the_first_is_named_at_once() -> None:
-    server = ArrivalServer("127.0.0.1", b"key", N, 8.0)
-    clients = [ArrivalClient({0: server.address}, b"key", rank, N, 8.0) for rank in range(N)]
+    server = ArrivalServer("127.0.0.1", b"key", N, 4 * TIMEOUT_S)
+    clients = [ArrivalClient({0: server.address}, b"key", rank, N, 4 * TIMEOUT_S) for rank in range(N)]
     for rank in (2, 1):
         clients[rank]._connections[0].close()
         time.sleep(0.2)
     begin_s = time.monotonic()
     with pytest.raises(RunError, match=r"^3 of 4 ranks must come, but first rank 2, then rank 1 left$"):
         clients[0].sum_of_first(torch.ones(3), 1, Servers((3,), members=(0,)))
-    assert time.monotonic() - begin_s < 4
+    assert time.monotonic() - begin_s < TIMEOUT_S
     for client in clients:
         client._connections[0].close()
     time.sleep(0.2)

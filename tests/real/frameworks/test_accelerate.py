@@ -1,4 +1,4 @@
-"""What happens when Accelerate saves; tests/real/loops/test_scripts.py runs it where it is installed."""
+"""What happens when Accelerate saves. test_scripts.py trains with the real one."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -33,11 +33,14 @@ class FakeAccelerator:
     def register_save_state_pre_hook(self, hook: Callable[..., None]) -> None:
         self._hooks.append(hook)
 
-    def get_state_dict(self, model: nn.Module) -> dict[str, Tensor]:
+    def get_state_dict(self, model: nn.Module, unwrap: bool) -> dict[str, Tensor]:
         return model.state_dict()
 
+    def save_model(self, model: nn.Module, folder: str) -> None:
+        self.saved[folder] = [[self.get_state_dict(model, True)], []]
+
     def save_state(self, folder: str) -> None:
-        weights = [self.get_state_dict(each) for each in self._models]
+        weights = [self.get_state_dict(each, True) for each in self._models]
         for hook in self._hooks:
             hook(self._models, weights, folder)
         self.saved[folder] = [weights, [each.state_dict() for each in self._objects]]

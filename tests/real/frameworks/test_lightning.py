@@ -1,4 +1,4 @@
-"""What happens at the events of a fit; tests/real/loops/test_scripts.py runs real trainers where they are installed."""
+"""What happens at the events of a fit. test_scripts.py runs real trainers."""
 
 import sys
 from types import SimpleNamespace
@@ -29,6 +29,8 @@ def fit(rank: int, monkeypatch: pytest.MonkeyPatch, *, n_batches: int = 5, first
         num_training_batches=n_batches,
         strategy=SimpleNamespace(checkpoint_io=files),
     )
+    batches = SimpleNamespace(is_last_batch=False)
+    fake.fit_loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=batches))
     vars(fake).update(trainer)
     module = SimpleNamespace(get_submodule=lambda name: name)
     events = lightning.schedule_callback(LocalSGD(period=4), network="net")
@@ -36,6 +38,7 @@ def fit(rank: int, monkeypatch: pytest.MonkeyPatch, *, n_batches: int = 5, first
     events.on_train_start(fake, module)
     synchronised = []
     for number in range(n_batches):
+        batches.is_last_batch = number == n_batches - 1
         events.on_train_batch_start(fake, module, None, number)
         synchronised.append(events._worker.require_backward_grad_sync)
         events._worker.step += synchronised[-1]

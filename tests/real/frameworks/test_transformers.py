@@ -1,4 +1,4 @@
-"""What happens at the events of a trainer; tests/real/loops/test_scripts.py runs real ones where they are installed."""
+"""What happens at the events of a trainer. test_scripts.py runs real ones."""
 
 import sys
 from collections.abc import Callable

@@ -8,7 +8,7 @@ from pathlib import Path
 import loops
 import pytest
 from processes import run, start, torchrun_forks
-from timeouts import TIMEOUT_S
+from timeouts import SOON_S, TIMEOUT_S
 from trainings import Training
 
 torch = pytest.importorskip("torch")
@@ -16,7 +16,6 @@ import torch.distributed as dist  # noqa: E402
 
 import real  # noqa: E402
 
-SOON_S = 4.0  # for what is meant to be late
 START_S = 20.0
 
 

@@ -3,10 +3,8 @@
 import re
 import signal
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
-import framework_scripts
 import numpy as np
 import pytest
 import torch
@@ -75,42 +73,7 @@ def test_an_update_is_left_out_after_the_backward_pass(four: Pool) -> None:
         np.testing.assert_allclose(wrapped[rank], expected[rank], rtol=0, atol=1e-12)
 
 
-# --- other tools ---
-
-
-@pytest.mark.parametrize(
-    ("tool", "package", "way"),
-    [
-        ("accelerate", "accelerate", "sync"),
-        ("lightning", "lightning", "sync"),
-        ("lightning", "lightning", "local"),
-        ("trainer", "transformers", "sync"),
-    ],
-)
-def test_scripts_of_other_tools_compute_what_they_did_before(tool: str, package: str, way: str, tmp_path: Path) -> None:
-    if find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
-    arguments = [tmp_path] if tool == "trainer" else []
-    for ending in run(getattr(framework_scripts, tool), 4, way, *arguments).values():
-        assert ending.code == 0, ending.output
-        assert ending.output.splitlines()[-1] == "equal"
-
-
-@pytest.mark.parametrize("tool", ["accelerate", "lightning", "trainer"])
-def test_other_tools_save_evaluate_and_resume_averages(tool: str, tmp_path: Path) -> None:
-    package = "transformers" if tool == "trainer" else tool
-    if find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
-    for ending in run(getattr(framework_scripts, f"{tool}_resumed"), 2, tmp_path).values():
-        assert ending.code == 0, ending.output
-        assert ending.output.splitlines()[-1] == "equal"
-
-
-def test_passes_that_lightning_accumulates_without_a_word_are_refused_with_the_remedy() -> None:
-    if find_spec("lightning") is None:
-        pytest.skip("lightning is not installed")
-    for ending in run(framework_scripts.lightning_without_callback, 2).values():
-        assert "To accumulate gradients, do all passes but a step's last in `with worker.no_sync():`" in ending.output
+# --- other tools; tests/real/frameworks/ trains with them ---
 
 
 class AcceleratedOptimizer(torch.optim.Optimizer):

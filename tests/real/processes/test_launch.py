@@ -21,7 +21,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from processes import places, run, start, torchrun_forks  # noqa: E402
-from timeouts import TIMEOUT_S, await_end  # noqa: E402
+from timeouts import SOON_S, TIMEOUT_S, await_end  # noqa: E402
 
 from real.processes import heartbeat  # noqa: E402
 from real.processes.beats import Heartbeat  # noqa: E402
@@ -31,8 +31,7 @@ from real.processes.rendezvous import bounded  # noqa: E402
 from real.processes.signing import SignedStore  # noqa: E402
 from simdist.errors import RunError  # noqa: E402
 
-SOON_S = 2.0  # for what is meant to be late; ranks have START_S to meet, as they start slowly under load
-START_S = 20.0
+START_S = TIMEOUT_S / 3  # ranks start slowly under load
 
 
 def meet(start_timeout_s: float = TIMEOUT_S) -> None:

@@ -55,8 +55,9 @@ def test_trace_is_served_to_perfetto_once_and_nothing_else_is(run, monkeypatch, 
     def fetch() -> None:
         base = f"http://127.0.0.1:{servers[0].server_port}"
         silent = socket.create_connection(("127.0.0.1", servers[0].server_port))  # as browsers open some in advance
-        with pytest.raises(urllib.error.HTTPError, match="404"):
+        with pytest.raises(urllib.error.HTTPError, match="404") as refused:
             urllib.request.urlopen(f"{base}/../s.yaml", timeout=20)
+        refused.value.close()
         asked = urllib.request.Request(f"{base}/a-trace.json", method="OPTIONS")
         with urllib.request.urlopen(asked, timeout=20) as answer:
             assert answer.headers["Access-Control-Allow-Private-Network"] == "true"
