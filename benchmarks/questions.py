@@ -82,6 +82,13 @@ disturbances: [{{kind: transient, probability: 0.1%, delay: 200 ms}}]
 schedules: [fsdp]
 steps: 100
 """
+OF_PASSES = """\
+cluster: {{preset: dgx-h100, nodes: {nodes}}}
+workload: {{preset: {model}, batch_size: 1, micro_batches: {n}}}
+disturbances: [{{kind: transient, probability: 0.1%, delay: 200 ms}}]
+schedules: [fsdp]
+steps: 8
+"""
 MANY_GROUPS = """\
 cluster: {{preset: dgx-h100, nodes: {nodes}, uncertain: {{}}}}
 workload:
@@ -236,6 +243,20 @@ def questions(*, quick: bool) -> list[Question]:
     )
     options = ("--allow", "sharding", "--only", "fsdp", "--only", "hsdp", "--memory", "80 GiB", "--global-every", "16")
     found.append(Question(f"tune, shardings, {n_gpus} GPUs", ("tune", "job.yaml", *options, *least), of_sharded))
+    passes = OF_PASSES.format(nodes=2 if quick else 8, model="gpt2" if quick else "llama3-8b", n=2 if quick else 8)
+    options = (
+        "--allow",
+        "sharding",
+        *(() if quick else ("--memory", "80 GiB")),
+        "--evaluations",
+        "2" if quick else "30",
+    )
+    n_tuned = 16 if quick else 64
+    found.append(
+        Question(
+            f"tune, micro-batches, {n_tuned} GPUs", ("tune", "job.yaml", *options, *least[2:]), {"job.yaml": passes}
+        )
+    )
     large = LARGE.format(nodes=2 if quick else 128, model="gpt2" if quick else "llama2-70b")
     n_large = 16 if quick else 1024
     by_fast = ("simulate", "job.yaml", "--engine", "fast")
