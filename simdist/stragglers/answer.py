@@ -40,7 +40,7 @@ _Progress: TypeAlias = Callable[[str, float, float], None]
 
 _MOST_LINKS = 6  # lines of a table; JSON has all
 _MOST_VALUES = 150_000_000  # of operations x ranks in a trace: 3.6 GB
-_ARRAYS = 9  # of a trace, its gaps and durations, and levelled and shuffled ones
+_ARRAYS = 7  # of a trace, of its durations, and of levelled and shuffled ones
 _PROBED_STEPS = 64
 _REPLAY_ERROR = 0.01
 _SIMULATION_ERROR = 0.1
