@@ -6,6 +6,7 @@ from engine_runs import alike, des, fast
 from hypothesis import given
 from priced_runs import runs
 from random_scenarios import random_scenario
+from tiers import examples
 
 from simdist.cost import price
 from simdist.errors import UnsupportedError
@@ -59,6 +60,7 @@ def test_no_run_takes_less_than_the_bound(number):
     assert all(share <= 1 for share in shares_of_the_bound(number))
 
 
+@examples(40)
 @given(runs())
 def test_no_run_of_a_legal_plan_takes_less_than_the_bounds(run):
     plan, costs, drawn = run
