@@ -2493,7 +2493,7 @@ _REAL = (
         "real/loops/shards.py",
         "            each.parameter.grad = gradient\n",
         "            pass\n",
-        (_TEST_WRAPPED, "-k", "native_hsdp"),
+        _TEST_LOOP_SHARDS,
     ),
     Mutant(
         "real: sharded copies",
@@ -2501,7 +2501,7 @@ _REAL = (
         "real/loops/shards.py",
         "            each.local.copy_(each.unpadded(each.stand_in))",
         "            pass",
-        (_TEST_WRAPPED, "-k", "copies_that_train_locally"),
+        _TEST_LOOP_SHARDS,
     ),
     Mutant(
         "real: sharded copies",
@@ -2509,7 +2509,7 @@ _REAL = (
         "real/loops/shards.py",
         "return bool(group.reduce_grads and group.all_reduce_grads)",
         "return bool(group.reduce_grads)",
-        (_TEST_WRAPPED, "-k", "accumulated_and_clipped"),
+        _TEST_LOOP_SHARDS,
     ),
     Mutant(
         "real: sharded copies",
