@@ -39,27 +39,31 @@ def check_equal(found: np.ndarray, expected: np.ndarray) -> None:
 
 
 def accelerate(way: str) -> None:
-    """Accumulates and clips gradients."""
+    """Accumulates and clips gradients. The last pass over the loader is alone in its step."""
     from accelerate import Accelerator
 
     from real.frameworks.accelerate import follow
 
     def train(own: bool) -> np.ndarray:
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-        module = mlp()
-        optimizer = accelerator.prepare(torch.optim.AdamW(module.parameters(), lr=0.01))
+        module = mlp(torch.float32)
+        n_samples = 5 * accelerator.num_processes * (2 * N_STEPS - 1)
+        optimizer, loader = accelerator.prepare(
+            torch.optim.AdamW(module.parameters(), lr=0.01), DataLoader(samples(n_samples), batch_size=5)
+        )
         if own:
             model = accelerator.prepare(module)
         else:
             model = follow(accelerator, module, optimizer, SCHEDULES[way])
-        for inputs, targets in batches(n_steps=2 * N_STEPS):
+        for batch in loader:
             with accelerator.accumulate(model):
-                accelerator.backward(functional.cross_entropy(model(inputs), targets))
+                accelerator.backward(functional.cross_entropy(model(batch["inputs"]), batch["labels"]))
                 if accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(module.parameters(), 0.5)
                 optimizer.step()
                 optimizer.zero_grad()
         if not own:
+            assert model.step == N_STEPS
             model.close()
         return vector(module)
 
@@ -279,18 +283,22 @@ def lightning_resumed(folder: Path) -> None:
 
 
 def trainer_best(folder: Path) -> None:
-    """Loads the first of three checkpoints at the end, by a schedule whose last average is an update."""
+    """Is stopped by a callback while an average of the schedule is under way, and loads its only checkpoint."""
     from safetensors.torch import load_file
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer, TrainerCallback, TrainingArguments
 
     from real.frameworks.transformers import follow
+
+    class Stops(TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            control.should_training_stop = state.global_step == 3
 
     made = Trainer(
         model=Classifier(),
         args=TrainingArguments(
             output_dir=str(folder),
             use_cpu=True,
-            max_steps=6,
+            max_steps=N_STEPS,
             per_device_train_batch_size=5,
             learning_rate=0.1,
             optim="sgd",
@@ -299,14 +307,13 @@ def trainer_best(folder: Path) -> None:
             eval_strategy="steps",
             eval_steps=2,
             load_best_model_at_end=True,
-            metric_for_best_model="eval_loss",
-            greater_is_better=True,  # the loss falls
             disable_tqdm=True,
         ),
         train_dataset=samples(240),
         eval_dataset=samples(20),
+        callbacks=[Stops()],
     )
-    follow(made, SCHEDULES["diloco"])
+    follow(made, LocalSGD(period=3, overlap_steps=1))
     made.train()
     check_saved(load_file(folder / "checkpoint-2" / "model.safetensors"), made.model)
 

@@ -5,7 +5,8 @@
     python tools/mutants.py --write             record the outcome in benchmarks/results/mutants.json
 
 The bugs stand in `tools/mutants_list.py`. Each is planted in a copy of the tree, so the tree itself may be edited
-meanwhile. Its tests must pass without it; then it is killed if they fail, or do not end in time.
+meanwhile. Its tests must pass without it; then it is killed if they fail, or do not end in time. They run tier by tier
+(tests/tiers.py), so the outcome names the lowest tier that kills it.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TypeVar
@@ -35,6 +36,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
 COPIED = ("simdist", "real", "tests", "experiments", "docs", "benchmarks", "tools", "pyproject.toml", "README.md")
 PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider")
+TIERS = ("check", "test", "ci")  # each has the tests of those before
+_NO_TESTS = 5  # the exit code of pytest
 LONGEST_S = 600.0
 PATIENCE, LEAST_PATIENCE_S = 5.0, 30.0  # times what the tests take unmutated, and that more: the machine may be busy
 
@@ -48,14 +51,16 @@ class Outcome:
     """How a run of pytest ended.
 
     Args:
-        passed: All tests did.
+        passed: All tests did, and there were some.
         seconds: That it took.
         last: Its last words.
+        is_empty: There was no test.
     """
 
     passed: bool
     seconds: float
     last: str
+    is_empty: bool = False
 
 
 def stale(root: Path, mutants: Sequence[Mutant]) -> list[str]:
@@ -87,9 +92,15 @@ def mutated(root: Path, mutant: Mutant) -> str:
     if n_times != 1:
         raise ValueError(f"{mutant.file} has {n_times} times: {mutant.old!r}")
     changed = text.replace(mutant.old, mutant.new)
-    if ast.dump(ast.parse(changed)) == ast.dump(ast.parse(text)):
+    if ast.dump(ast.parse(changed)) == _dumped(text):
         raise ValueError(f"{mutant.file}: nothing changes: {mutant.new!r}")
     return changed
+
+
+@cache
+def _dumped(text: str) -> str:
+    """Return the syntax tree of a file, in which many bugs are planted."""
+    return ast.dump(ast.parse(text))
 
 
 @contextmanager
@@ -127,7 +138,7 @@ def run_tests(root: Path, tests: Tests, timeout_s: float) -> Outcome:
         said.seek(0)
         words = [line.strip() for line in said if line.startswith(("FAILED", "ERROR"))]
     last = f"no end within {timeout_s:.0f} s" if code is None else words[-1] if words else f"exit code {code}"
-    return Outcome(code == 0, seconds, last)
+    return Outcome(code == 0, seconds, last, is_empty=code == _NO_TESTS)
 
 
 @contextmanager
@@ -168,11 +179,15 @@ def unmutated(root: Path, tests: Tests) -> tuple[Tests, Outcome]:
     return tests, run_tests(root, tests, LONGEST_S)
 
 
-def attacked(usual: Mapping[Tests, Outcome], root: Path, mutant: Mutant) -> tuple[Mutant, Outcome]:
-    """Run a mutant's tests on it, for some times as long as they take without."""
+def attacked(usual: Mapping[Tests, Outcome], root: Path, mutant: Mutant) -> tuple[Mutant, Outcome, str | None]:
+    """Run a mutant's tests on it, for some times as long as they take without. Return the tier that kills it, too."""
+    patience_s = min(LONGEST_S, LEAST_PATIENCE_S + PATIENCE * usual[mutant.tests].seconds)
     with planted(root, mutant):
-        patience_s = min(LONGEST_S, LEAST_PATIENCE_S + PATIENCE * usual[mutant.tests].seconds)
-        return mutant, run_tests(root, mutant.tests, patience_s)
+        for tier in TIERS:
+            outcome = run_tests(root, (*mutant.tests, "--tier", tier), patience_s)
+            if not (outcome.passed or outcome.is_empty):
+                return mutant, outcome, tier
+    return mutant, outcome, None
 
 
 def told_name(mutant: Mutant) -> str:
@@ -180,13 +195,13 @@ def told_name(mutant: Mutant) -> str:
     return f"{mutant.name} (equivalent: {mutant.equivalent})" if mutant.equivalent else mutant.name
 
 
-def write(survived: Mapping[Mutant, bool]) -> None:
-    """Record what survived; of mutants that were not run, what is recorded stays."""
-    found = {(mutant.room, told_name(mutant)): not alive for mutant, alive in survived.items()}
+def write(killed_by: Mapping[Mutant, str | None]) -> None:
+    """Record the tier that kills each mutant; of those that were not run, what is recorded stays."""
+    found = {(mutant.room, told_name(mutant)): tier for mutant, tier in killed_by.items()}
     before = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
-    known = {(each["room"], each["name"]): each["killed"] for each in before} | found
+    known = {(each["room"], each["name"]): each["tier"] for each in before} | found
     names = [(mutant.room, told_name(mutant)) for mutant in MUTANTS]
-    rows = [{"room": room, "name": name, "killed": known[room, name]} for room, name in names if (room, name) in known]
+    rows = [{"room": room, "name": name, "tier": known[room, name]} for room, name in names if (room, name) in known]
     RESULTS.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
 
 
@@ -214,17 +229,18 @@ def main() -> int:
             print(f"without   {' '.join(tests)}  [{usual[tests].seconds:.1f} s]", flush=True)
         failing = [f"{' '.join(tests)}: {each.last}" for tests, each in usual.items() if not each.passed]
         mutants = [mutant for mutant in mutants if usual[mutant.tests].passed]
-        survived: dict[Mutant, bool] = {}
-        for mutant, outcome in each_in_a_copy(partial(attacked, usual), mutants, free, given.jobs):
-            survived[mutant] = outcome.passed
-            state = "SURVIVED" if outcome.passed else "killed"
+        killed_by: dict[Mutant, str | None] = {}
+        for mutant, outcome, tier in each_in_a_copy(partial(attacked, usual), mutants, free, given.jobs):
+            killed_by[mutant] = tier
+            state = tier or "SURVIVED"
             print(f"{state:9}{mutant.room}: {told_name(mutant)}  [{outcome.seconds:.1f} s] {outcome.last}", flush=True)
     if given.write:
-        write(survived)
-    n_survived = sum(survived.values())
+        write(killed_by)
+    by_tier = Counter(killed_by.values())
+    killed = ", ".join(f"{by_tier[tier]} killed by {tier}" for tier in TIERS)
     took_s = time.monotonic() - began_s
-    print(f"{len(survived)} planted, {len(survived) - n_survived} killed, {n_survived} survived; {took_s:.0f} s")
-    wrong = [mutant for mutant, alive in survived.items() if alive != bool(mutant.equivalent)]
+    print(f"{len(killed_by)} planted, {killed}, {by_tier[None]} survived; {took_s:.0f} s")
+    wrong = [mutant for mutant, tier in killed_by.items() if (tier is None) != bool(mutant.equivalent)]
     for mutant in wrong:
         print(
             f"{mutant.room}: {mutant.name}: {'was killed, so is not equivalent' if mutant.equivalent else 'survived'}"

@@ -399,7 +399,7 @@ _ENGINES = (
         _CONTENTION,
         "others != {lane_of(op)} or not self._may_go_back",
         "not self._may_go_back",
-        (*_TEST_ENGINES, "-k", "fast_engine"),
+        _TEST_CONTENTION,
     ),
     Mutant(
         "engines",
@@ -523,14 +523,6 @@ _ENGINES = (
     ),
     Mutant(
         "engines",
-        "a run may begin with as many kinds as the run before ended with",
-        _ALIKE,
-        '        """Begin a run."""\n        self._has_begun = False\n',
-        '        """Begin a run."""\n',
-        _TEST_ALIKE,
-    ),
-    Mutant(
-        "engines",
         "a run ends with its last step, even if an earlier one ends later",
         _ALIKE,
         "makespan_s[seed] = max(makespan_s[seed], told.base_s + told.last_s)",
@@ -599,22 +591,6 @@ _ENGINES = (
         _SYMMETRY,
         "for each in (ranks, links, *colours.values()))",
         "for each in (ranks,))",
-        _TEST_ALIKE,
-    ),
-    Mutant(
-        "engines",
-        "groups of one operation are alike to those of another",
-        _SYMMETRY,
-        "self.begin = mixed(np.full_like(self.begin, number), *(each.begin",
-        "self.begin = mixed(np.zeros_like(self.begin), *(each.begin",
-        _TEST_ALIKE,
-    ),
-    Mutant(
-        "engines",
-        "partitions whose links have other speeds have one form",
-        _SYMMETRY,
-        "content = (*(each.content for each in meetings.values()), capacity_Bps.tobytes())",
-        "content = (*(each.content for each in meetings.values()),)",
         _TEST_ALIKE,
     ),
     Mutant(

@@ -16,6 +16,7 @@ import operator
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -685,12 +686,15 @@ def demo(_: Path, __: str) -> list[str]:
 
 
 def mutants(_: Path, __: str) -> list[str]:
-    """Return how many planted bugs the tests notice, from the recorded run of `tools/mutants.py`."""
+    """Return which tier of tests notices how many planted bugs, from the recorded run of `tools/mutants.py`."""
     found = recorded("mutants.json")
-    survived = [each for each in found if not each["killed"]]
+    by_tier = Counter(each["tier"] for each in found)
+    survived = [each for each in found if each["tier"] is None]
     n_rooms = len({each["room"] for each in found})
+    n_noticed = len(found) - len(survived)
     return [
-        f"Of {len(found)} bugs in {n_rooms} places, {len(found) - len(survived)} are noticed. Not noticed:",
+        f"Of {len(found)} bugs in {n_rooms} places, {n_noticed} are noticed: {by_tier['check']} by `make check`, "
+        f"{by_tier['test']} more by `make test`, and {by_tier['ci']} more by `make ci`. Not noticed:",
         "",
         *(f"* {each['room']}: {each['name']}" for each in survived),
     ]

@@ -71,14 +71,7 @@ def follow(
         events.begin(worker)
         return worker
 
-    load_best_model = trainer._load_best_model
-
-    def load_best_model_last() -> None:
-        events.close()  # its last average would change the best model
-        load_best_model()
-
     trainer._wrap_model = wrap_model  # where it would add DistributedDataParallel
-    trainer._load_best_model = load_best_model_last
     trainer.add_callback(events)
 
 
@@ -114,10 +107,6 @@ class TrainerEvents:
 
     def on_train_end(self, args: object, state: "TrainerState", control: "TrainerControl", **_: object) -> None:
         """End the loop."""
-        self.close()
-
-    def close(self) -> None:
-        """End the loop, unless it has ended."""
         if self._worker:
             self._worker.close()
             self._worker = None

@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from types import ModuleType
@@ -104,7 +105,9 @@ def main(args: Sequence[str] | None = None) -> int:
     if sys.stdout is None:  # closed before the start, as `>&-` does
         return _failed(session, RunError("cannot print: stdout is closed; send it to a file, or to /dev/null"), 1)
     try:
-        code = cli.main(args, prog_name="simdist", standalone_mode=False, obj=session)
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: session.say(f"warning: {message}")
+            code = cli.main(args, prog_name="simdist", standalone_mode=False, obj=session)
     except click.Abort as error:
         if isinstance(error.__cause__, EOFError):  # click takes it for a prompt without an answer; `init` raises none
             raise error.__cause__ from None

@@ -26,7 +26,7 @@ from simdist.studies.held import find_held, steady_held
 from simdist.studies.measuring import ScheduleTimes, times_of
 from simdist.studies.tables import facets_text, table_text
 from simdist.traces.breakdown import Breakdown, HeldUp, break_down
-from simdist.traces.trace import Trace
+from simdist.traces.trace import TIMES_OF_TRACE, Trace
 
 if TYPE_CHECKING:
     from simdist.engines.alike import KindsRun
@@ -55,6 +55,7 @@ class _Kept(Observer[_Simulated]):
         self._costs = costs
         self._wants_trace = wants_trace
         self.held = held
+        self.n_arrays = len(TIMES_OF_TRACE) if wants_trace else 0
 
     def by_vectors(self, run: "VectorRun") -> _Simulated:
         if self._wants_trace:

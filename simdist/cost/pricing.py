@@ -500,7 +500,7 @@ def _owner(group: Group, resources: Resources) -> NDArray[np.int64]:
     of_machine = np.concatenate([of_node, np.repeat(of_world, resources.n_servers)])
     on_servers = np.arange(resources.n_nodes) % resources.n_storage_servers
     of_storage = np.full(resources.n_storage_servers, _SEVERAL)
-    for server in np.unique(on_servers):
+    for server in range(min(resources.n_nodes, resources.n_storage_servers)):
         groups = of_node[on_servers == server]
         of_storage[server] = groups[0] if (groups == groups[0]).all() else _SEVERAL
     links = [of_rank, of_rank, of_machine, of_machine, of_node, of_node, of_world, of_storage, of_node]

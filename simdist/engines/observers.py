@@ -15,7 +15,7 @@ from simdist.plan.delays import Delays, SeedDelays
 from simdist.plan.plan import Plan
 from simdist.plan.walk import Template
 from simdist.traces.breakdown import Attribution, Breakdown, HeldUp, break_down, side_by_side
-from simdist.traces.trace import Trace
+from simdist.traces.trace import TIMES_OF_TRACE, Trace
 
 if TYPE_CHECKING:
     from simdist.engines.alike import KindsRun
@@ -35,11 +35,13 @@ class Observer(ABC, Generic[ObservedT]):
         of_one_seed: Whether a run has one seed.
         needs_traces: Whether it needs each rank's times, if they cannot be computed by recurrences.
         held: Names the links that hold up operations, if links are slow throughout.
+        n_arrays: Arrays with a number for each operation and rank that are in memory in the end.
     """
 
     of_one_seed: bool = False
     needs_traces: bool = False
     held: HeldUp | None = None
+    n_arrays: int = 0
 
     def prefers_kinds(self, plan: Plan, delays: SeedDelays) -> bool:
         """Return whether one rank of each kind is less work than all ranks by recurrences."""
@@ -59,9 +61,16 @@ class Observer(ABC, Generic[ObservedT]):
 
 
 class WholeTrace(Observer[Trace]):
-    """The times of all operations on all ranks, of one seed."""
+    """The times of all operations on all ranks, of one seed.
+
+    Args:
+        n_arrays: See `Observer`; with what the caller makes of the trace.
+    """
 
     of_one_seed = True
+
+    def __init__(self, *, n_arrays: int = len(TIMES_OF_TRACE)) -> None:
+        self.n_arrays = n_arrays
 
     def by_vectors(self, run: "VectorRun") -> Trace:
         """See `Observer`."""

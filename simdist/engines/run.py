@@ -1,5 +1,6 @@
 """The only entry of the engines: simulate a plan, and keep what an observer asks for."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
@@ -10,12 +11,19 @@ from simdist.engines.observers import ObservedT, Observer
 from simdist.errors import UnforeseenError, UnsupportedError
 from simdist.plan import Plan
 from simdist.plan.delays import Delays, SeedDelays, check_delays
+from simdist.traces.trace import TIMES_OF_TRACE
 
 if TYPE_CHECKING:
     from simdist.cost.traffic import Traffic
     from simdist.engines.actors import Actor
     from simdist.engines.alike import Courses
     from simdist.engines.live import ChangeListener
+
+_LARGE_NBYTES = 2 * 10**9
+_NUMBER_NBYTES = 8
+_ARRAYS_OF_EVENTS = 2 * len(
+    TIMES_OF_TRACE
+)  # that a run of all events has, whatever is kept: rows, and a trace from them
 
 #: Called with the steps done and the steps of all seeds.
 Progress: TypeAlias = Callable[[int, int], None]
@@ -67,6 +75,9 @@ def run(
         PlanError: The delays do not fit the plan.
         UnsupportedError: The caller asked for `fast`, which cannot compute this exactly.
         RunError: An actor failed, or the simulation is stuck.
+
+    Warns:
+        RuntimeWarning: It will take more than 2 GB of memory.
     """
     if not isinstance(delays, SeedDelays):
         if observe.of_one_seed:
@@ -78,12 +89,25 @@ def run(
     barred: dict[str, str] = {}
     while True:
         choice = choose(asked, engine, barred)
+        _warn_of_memory(plan, max(observe.n_arrays, _ARRAYS_OF_EVENTS if choice.engine == "des" else 0))
         try:
             return _observed(asked, choice, its, progress)
         except UnforeseenError as error:
             if engine != "auto":
                 raise UnsupportedError(f"{error}: {USE_OTHERS}") from None
             barred[choice.engine] = str(error)
+
+
+def _warn_of_memory(plan: Plan, n_arrays: int) -> None:
+    """Say before a run what its arrays with a number for each operation and rank will take, if that is much."""
+    nbytes = _NUMBER_NBYTES * n_arrays * plan.n_instances * plan.world_size
+    if nbytes > _LARGE_NBYTES:
+        warnings.warn(
+            f"{plan.name}: the times of {plan.n_instances:,} operations on {plan.world_size:,} ranks will take about "
+            f"{nbytes / 1e9:.1f} GB of memory: simulate fewer steps or ranks if that is too much",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _observed(asked: RunToChoose[ObservedT], choice: ChosenEngine, live: Live, progress: Progress | None) -> ObservedT:

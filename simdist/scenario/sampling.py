@@ -155,21 +155,26 @@ class _Uniforms:
         return ((self._words(start, stop, lane, _DELAY) >> _UNUSED_BITS) | _ONE).astype(np.float64) * 2.0**-53
 
     def _words(self, start: int, stop: int, lane: int, what: int) -> _Words:
+        """Return the words of the selected ranks, from a draw of the ranks from the first to the last of them."""
+        chosen = np.arange(self.world_size)[self.ranks]
+        first_rank = int(chosen.min(initial=self.world_size))
+        n_ranks = int(chosen.max(initial=first_rank - 1)) + 1 - first_rank
         first_tile = start // _TILE_STEPS
         last_tile = (stop - 1) // _TILE_STEPS
         n_tiles = last_tile - first_tile + 1
-        words = np.empty((n_tiles, _TILE_STEPS, self.world_size, len(self.keys)), dtype=np.uint64)
-        counter = np.array([0, first_tile, lane, what], dtype=np.uint64)
-        n_words = _TILE_STEPS * self.world_size
+        words = np.empty((n_tiles, _TILE_STEPS, n_ranks, len(self.keys)), dtype=np.uint64)
+        counter = np.array([first_rank * _TILE_STEPS // _WORDS_AT_ONCE, first_tile, lane, what], dtype=np.uint64)
+        n_words = _TILE_STEPS * n_ranks
         for i, key in enumerate(self.keys):
             generator = Philox(key=key, counter=counter)
             for tile in range(n_tiles):
                 raw = generator.random_raw(n_words)
-                words[tile, :, :, i] = raw.reshape(self.world_size, _TILE_STEPS).T
+                words[tile, :, :, i] = raw.reshape(n_ranks, _TILE_STEPS).T
                 generator.advance(2**64 - n_words // _WORDS_AT_ONCE)  # to the next tile: faster than a new generator
-        steps = words.reshape(n_tiles * _TILE_STEPS, self.world_size, len(self.keys))
+        steps = words.reshape(n_tiles * _TILE_STEPS, n_ranks, len(self.keys))
         offset = start - first_tile * _TILE_STEPS
-        return steps[offset : offset + stop - start, self.ranks]
+        places = self.ranks if isinstance(self.ranks, slice) else chosen - first_rank
+        return steps[offset : offset + stop - start, places]
 
 
 @dataclass(frozen=True, slots=True)

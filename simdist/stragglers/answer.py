@@ -40,6 +40,7 @@ _Progress: TypeAlias = Callable[[str, float, float], None]
 
 _MOST_LINKS = 6  # lines of a table; JSON has all
 _MOST_VALUES = 150_000_000  # of operations x ranks in a trace: 3.6 GB
+_ARRAYS = 9  # of a trace, its gaps and durations, and levelled and shuffled ones
 _PROBED_STEPS = 64
 _REPLAY_ERROR = 0.01
 _SIMULATION_ERROR = 0.1
@@ -317,7 +318,7 @@ def simulated_job(name: str, scenario: Scenario, baseline: Schedule, steps: rang
         _refuse_large(simulated, baseline)
         built = build(simulated, baseline)
         live = live_of(simulated, built.costs)
-        trace = run(built.plan, built.costs, delays(simulated), observe=WholeTrace(), live=live)
+        trace = run(built.plan, built.costs, delays(simulated), observe=WholeTrace(n_arrays=_ARRAYS), live=live)
     others = tuple(schedule for schedule in scenario.schedules if schedule is not baseline)
     return WhatifJob(name, scenario, baseline, others, trace, None, steps)
 

@@ -59,6 +59,8 @@ class Ideal:
         differs: Whether the seconds on some rank differ from the ideal, bool `[n_instances]`. False outside the
             analysed steps, where nothing is made ideal. Rounding differences stay.
         gap_differs: The same for the gaps.
+        rank_differs: Whether a rank has other seconds or gaps than the ideal where some rank's differ, bool
+            `[world_size]`. Alone as traced, a rank that does not is like all ranks at the ideal.
     """
 
     kinds: tuple[Contributor, ...]
@@ -67,6 +69,7 @@ class Ideal:
     gap_s: _Floats
     differs: NDArray[np.bool_]
     gap_differs: NDArray[np.bool_]
+    rank_differs: NDArray[np.bool_]
 
 
 def ideal(plan: Plan, traced: Timing, *, first_step: int = 0) -> Ideal:
@@ -79,22 +82,30 @@ def ideal(plan: Plan, traced: Timing, *, first_step: int = 0) -> Ideal:
         gap_s=np.zeros(n),
         differs=np.zeros(n, dtype=np.bool_),
         gap_differs=np.zeros(n, dtype=np.bool_),
+        rank_differs=np.zeros(plan.world_size, dtype=np.bool_),
     )
     for each in occurrences(plan):
         found.kind_of[each.rows] = found.kinds.index(_kind(each.op))
     for rows, _ in _same_operations(plan, first_step):
-        _set_typical(traced.durations_s, rows, found.seconds, found.differs)
+        _set_typical(traced.durations_s, rows, found.seconds, found.differs, found.rank_differs)
         if traced.gaps_s is not None:
-            _set_typical(traced.gaps_s, rows, found.gap_s, found.gap_differs)
+            _set_typical(traced.gaps_s, rows, found.gap_s, found.gap_differs, found.rank_differs)
     return found
 
 
-def _set_typical(traced_s: _Floats, rows: NDArray[np.int64], ideal_s: _Floats, differs: NDArray[np.bool_]) -> None:
-    """Write the typical value of some rows, and mark rows that differ from it on some rank by more than rounding."""
+def _set_typical(
+    traced_s: _Floats,
+    rows: NDArray[np.int64],
+    ideal_s: _Floats,
+    differs: NDArray[np.bool_],
+    rank_differs: NDArray[np.bool_],
+) -> None:
+    """Write the typical value of some rows. Mark rows that differ on some rank by more than rounding, and its ranks."""
     values = traced_s[rows]
     typical_s = float(_median(values.ravel()))
     ideal_s[rows] = typical_s
     differs[rows] = (np.abs(values - typical_s) > _ROUNDING * typical_s + _ROUNDING_S).any(axis=1)
+    rank_differs |= (values[differs[rows]] != typical_s).any(axis=0)
 
 
 def _median(values: _Floats) -> _Floats:

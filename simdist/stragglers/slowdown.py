@@ -237,7 +237,7 @@ class _Analysis:
         self._traced: Timing = timing(trace)
         self._ideal: Ideal = ideal(trace.plan, self._traced, first_step=steps.start)
         self._n_done = 0
-        self._n_variants = 2 + len(self._ideal.kinds) + len(CHANNELS) + self._n_nodes + self._world_size
+        self._n_variants = 0
 
     def result(self) -> Slowdown:
         """Replay all variants and put the numbers together."""
@@ -250,8 +250,10 @@ class _Analysis:
             *(Kept(kinds=those) for those in by_channel),
             *(Kept(ranks=self._ranks_of(node)) for node in range(self._n_nodes)),
         ]
+        of_ranks = [Kept(ranks=frozenset({rank})) for rank in range(self._world_size)]
+        self._n_variants = sum(len(set(map(self._as_replayed, some))) for some in (kept, of_ranks))
         step_s = self._step_s(kept)
-        rank_step_s = self._step_s([Kept(ranks=frozenset({rank})) for rank in range(self._world_size)])
+        rank_step_s = self._step_s(of_ranks)
         total_s = step_s.sum(axis=0)
         rank_total_s = rank_step_s.sum(axis=0)
         if not total_s[1] > 0:
@@ -307,19 +309,28 @@ class _Analysis:
         first = node * self._ranks_per_node
         return frozenset(range(first, min(first + self._ranks_per_node, self._world_size)))
 
+    def _as_replayed(self, kept: Kept) -> Kept:
+        """Return the variant that has the same durations and stands for it: ranks without a straggler are ideal."""
+        if kept.ranks is None or self._ideal.rank_differs[[*kept.ranks]].any():
+            return kept
+        return Kept(kinds=frozenset())
+
     def _step_s(self, kept: Sequence[Kept]) -> _Floats:
-        """Return the seconds of each step in each variant, `[n_steps, n_variants]`."""
+        """Return the seconds of each step in each variant, `[n_steps, n_variants]`. Replay equal ones once."""
+        replayed = [*map(self._as_replayed, kept)]
+        places = {each: place for place, each in enumerate(dict.fromkeys(replayed))}
+        distinct = [*places]
         at_once = max(1, _BATCH_VALUES // self._world_size)
         parts = []
-        for first in range(0, len(kept), at_once):
-            some = kept[first : first + at_once]
+        for first in range(0, len(distinct), at_once):
+            some = distinct[first : first + at_once]
             variants = Variants(self._traced, self._ideal, some)
             ends_s = replayed_step_end_s(
                 self._trace.plan, variants, n_variants=len(some), progress=self._reporter(len(some))
             )
             parts.append(_durations_s(ends_s, self._steps))
             self._n_done += len(some)
-        return np.concatenate(parts, axis=1)
+        return np.take(np.concatenate(parts, axis=1), [places[each] for each in replayed], axis=1)
 
     def _reporter(self, n_variants: int) -> Callable[[int], None] | None:
         progress = self._progress

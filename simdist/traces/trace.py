@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 
 _FORMAT = "simdist-trace-1"
-_ARRAYS = ("ready_s", "start_s", "end_s")
+#: The arrays of a trace.
+TIMES_OF_TRACE = ("ready_s", "start_s", "end_s")
 _CheckedT = TypeVar("_CheckedT")
 _WRITERS = "`simdist simulate -o RUN` writes one, `torchrun ... -m real RUN` a measured one"
 
@@ -66,7 +67,7 @@ class Trace:
     late: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, array in zip(_ARRAYS, (self.ready_s, self.start_s, self.end_s), strict=True):
+        for name, array in zip(TIMES_OF_TRACE, (self.ready_s, self.start_s, self.end_s), strict=True):
             _check_shape(self.plan, name, Declared(array.dtype, array.shape))
 
     @property
@@ -125,7 +126,7 @@ class Trace:
             return plan, str(header.get("source")), str(header.get("run", "")), links, late
 
         (plan, source, run, links, late), (ready_s, start_s, end_s) = read_with_header(
-            path, _FORMAT, _ARRAYS, check, what="a trace", hint=_WRITERS
+            path, _FORMAT, TIMES_OF_TRACE, check, what="a trace", hint=_WRITERS
         )
         trace = cls(plan, ready_s, start_s, end_s, source, run, links, late)
         if problem := trace._disorder():
@@ -181,7 +182,7 @@ class Trace:
                 "rank": np.tile(np.arange(ranks), len(step)),
                 "op": pd.Categorical(np.repeat(op, ranks)),
                 "stream": pd.Categorical(np.repeat(stream, ranks), categories=list(self.plan.streams)),
-                **{name: getattr(self, name).ravel() for name in _ARRAYS},
+                **{name: getattr(self, name).ravel() for name in TIMES_OF_TRACE},
             }
         )
 

@@ -30,6 +30,16 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
+CONFTEST = """
+def pytest_addoption(parser):
+    parser.addoption("--tier", default="ci")
+
+
+def pytest_collection_modifyitems(config, items):
+    items[:] = [item for item in items if config.option.tier == "ci" or item.name != "test_ci"]
+"""
+
+
 @pytest.fixture
 def mutant(mutants):
     return mutants.Mutant("sums", "minus", "sums/adding.py", "a + b", "a - b", ("tests/test_adding.py",))
@@ -57,12 +67,19 @@ def test_two_mutants_of_one_name_are_told(mutants, mutant, tree: Path) -> None:
     assert mutants.stale(tree, [mutant, mutant]) == ["sums: minus: planted 2 times; names are unique"]
 
 
-def test_a_bug_that_tests_notice_is_killed_and_one_that_they_do_not_survives(mutants, mutant, tree: Path) -> None:
+def test_a_bug_is_killed_by_the_lowest_tier_that_notices_it_or_survives(mutants, mutant, tree: Path) -> None:
+    """`test_check` is in all tiers and adds zeros; `test_ci` is in `ci` only."""
+    (tree / "tests" / "conftest.py").write_text(CONFTEST)
+    (tree / "tests" / "test_adding.py").write_text(
+        "from sums.adding import add\n\n\ndef test_check():\n    assert add(0, 0) == 0\n\n\n"
+        "def test_ci():\n    assert add(2, 2) == 4\n"
+    )
     before = (tree / mutant.file).read_text()
-    assert mutants.run_tests(tree, mutant.tests, 60.0).passed
-    for new, survives in (("a - b", False), ("a * b", True)):
-        with mutants.planted(tree, replace(mutant, new=new)):
-            assert mutants.run_tests(tree, mutant.tests, 60.0).passed == survives
+    usual = {mutant.tests: mutants.run_tests(tree, mutant.tests, 60.0)}
+    assert usual[mutant.tests].passed
+    for new, expected in (("a + b + 1", "check"), ("a - b", "ci"), ("a * b", None)):
+        _, _, tier = mutants.attacked(usual, tree, replace(mutant, new=new))
+        assert tier == expected
     assert (tree / mutant.file).read_text() == before
 
 

@@ -62,6 +62,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 _INF = math.inf  # numba parses float("inf") each time
 _SAME = 1e-12  # rates within this share of each other are the same
+_MANY = 4  # flows in the heap for each that gets another rate: up to here, all are put in order at once
 _NEARLY = 1.0 - 1e-9  # of its capacity: a resource that carries at most this share stops no flow
 TOGETHER = 1e-12  # flows that meet end together if they are due within this share of the time since a change of rate
 
@@ -197,6 +198,14 @@ def _set_moment(flow: int, at_s: float, state: FlowState) -> None:
         _move_up(flow, at, state)
     else:
         _move_down(flow, at, state)
+
+
+def _order_heap(state: FlowState) -> None:
+    """Put the heap in order, whatever the moments in it."""
+    heap = state.flow_ints[HEAP]
+    for number in range(state.counts[N_HEAP] // 2):
+        at = state.counts[N_HEAP] // 2 - 1 - number
+        _move_down(heap[at], at, state)
 
 
 def _note_change(resource: int, change: int, state: FlowState) -> None:
@@ -549,8 +558,8 @@ def _fill(state: FlowState) -> None:
                     _fill_hub(hub, state)
 
 
-def _set_rate(flow: int, state: FlowState) -> None:
-    """Give a flow its new rate from now on, after it has moved its bytes up to now."""
+def _set_rate(flow: int, state: FlowState) -> float:
+    """Give a flow its new rate from now on, after it has moved its bytes up to now. Return when it then ends."""
     now_s = state.times[NOW_S]
     left = state.flow_floats[LEFT]
     elapsed_s = now_s - state.flow_floats[SETTLED_S][flow]
@@ -559,10 +568,7 @@ def _set_rate(flow: int, state: FlowState) -> None:
     rate = state.flow_floats[NEXT_RATE][flow]
     state.flow_floats[RATE][flow] = rate
     state.flow_floats[SETTLED_S][flow] = now_s
-    if rate > 0:
-        _set_moment(flow, now_s + max(left[flow], 0.0) / rate, state)
-    else:
-        _set_moment(flow, _INF, state)
+    return now_s + max(left[flow], 0.0) / rate if rate > 0 else _INF
 
 
 def settle(state: FlowState) -> None:
@@ -585,14 +591,21 @@ def settle(state: FlowState) -> None:
     for number in range(state.counts[N_TOUCHED]):
         state.resource_ints[SUMS][state.resource_ints[TOUCHED][number]] = ABSENT
     state.counts[N_TOUCHED] = 0
+    most_change = _MANY * state.counts[N_ACTIVE] > state.counts[N_HEAP]
     for number in range(state.counts[N_ACTIVE]):
         flow = active[number]
         if status[flow] == RISING:
             _stop(flow, state.flow_floats[PACE][flow], NONE, state)
         if status[flow] == STOPPED and state.flow_floats[NEXT_RATE][flow] != state.flow_floats[RATE][flow]:
-            _set_rate(flow, state)
+            end_s = _set_rate(flow, state)
+            if most_change and end_s < _INF and state.flow_ints[HEAP_AT][flow] != NONE:
+                state.flow_floats[MOMENT_S][flow] = end_s  # its place in the heap follows
+            else:
+                _set_moment(flow, end_s, state)
         status[flow] = UNTOUCHED
     state.counts[N_ACTIVE] = 0
+    if most_change:
+        _order_heap(state)
 
 
 def _leave(flow: int, state: FlowState) -> None:

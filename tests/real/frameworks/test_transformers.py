@@ -21,7 +21,6 @@ class FakeTrainer:
         self.state = SimpleNamespace(global_step=0)
         self.is_fsdp_enabled = features.get("fsdp", False)
         self.is_deepspeed_enabled = False
-        self._loads_best = features.get("loads_best", False)
         self._every = save_steps, eval_steps
         self._callbacks: list[transformers.TrainerEvents] = []
         self._wrap_model: Callable[..., FakeWorker]
@@ -29,12 +28,9 @@ class FakeTrainer:
     def add_callback(self, callback: transformers.TrainerEvents) -> None:
         self._callbacks.append(callback)
 
-    def _load_best_model(self) -> None:
-        self.loaded_after = list(self._worker.calls)
-
     def train(self, n_steps: int, first_step: int = 0, *, knows_step: bool = True) -> None:
         self.state.global_step = first_step if knows_step else 0
-        worker = self._worker = self._wrap_model(self.model)
+        worker = self._wrap_model(self.model)
         self.state.global_step = first_step
         self._call("on_train_begin", False, False)
         for step in range(first_step + 1, n_steps + 1):
@@ -42,8 +38,6 @@ class FakeTrainer:
             self._call("on_step_end", *(step % each == 0 for each in self._every))
             self._wrap_model(self.model, training=False)
         self._call("on_epoch_end", True, False)
-        if self._loads_best:
-            self._load_best_model()
         self._call("on_train_end", False, False)
 
     def _call(self, event: str, should_save: bool, should_evaluate: bool) -> None:
@@ -66,13 +60,6 @@ def test_a_trainer_averages_before_its_checkpoints_and_evaluations_and_closes_th
     trainer.train(7)
     (worker,) = workers
     assert worker.calls == ["average 3", "average 5", "average 6", "average 7", "close 7"]
-
-
-def test_the_best_model_is_loaded_after_the_last_average(workers: list[FakeWorker]) -> None:
-    trainer = FakeTrainer(loads_best=True)
-    transformers.follow(trainer, LocalSGD(period=4))
-    trainer.train(2)
-    assert trainer.loaded_after == workers[0].calls == ["average 2", "close 2"]
 
 
 def test_a_trainer_that_resumes_begins_at_its_step(workers: list[FakeWorker]) -> None:

@@ -155,15 +155,15 @@ def test_earlier_windows_show_what_is_noise() -> None:
     assert [each.rank for each in finder.find(times_of(work_s, 150)).late] == [1]
 
 
-def test_noise_of_long_ago_does_not_count() -> None:
-    """After 150 quiet steps, a rank that 30 ms would not have shown beside is named."""
+@pytest.mark.parametrize(("n_quiet", "late"), [(1, []), (3, [1])])
+def test_the_noise_of_150_steps_counts_and_none_before(n_quiet: int, late: list[int]) -> None:
+    """After noise of 30 %, windows of 50 steps have noise of 1 %. Then 30 ms of a step of 100 ms stand out."""
     finder = LatenessFinder()
-    for number in range(6):
-        sigma = 0.3 if number < 3 else 0.01
-        finder.find(times_of(noisy_work_s(sigma=sigma, seed=number), 50 * number))
+    for number in range(3 + n_quiet):
+        finder.find(times_of(noisy_work_s(sigma=0.3 if number < 3 else 0.01, seed=number), 50 * number))
     work_s = noisy_work_s(n_steps=10, sigma=0.01, seed=7)
     work_s[5, 1] += 0.03
-    assert [each.rank for each in finder.find(times_of(work_s, 300)).late] == [1]
+    assert [each.rank for each in finder.find(times_of(work_s, 300)).late] == late
 
 
 def test_a_rank_is_not_late_in_a_step_in_which_the_others_are_early() -> None:

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -679,3 +680,12 @@ def test_a_table_of_nccl_tests_calibrates_the_cluster_of_a_new_scenario(capsys, 
     refused = call(capsys, *args)
     assert refused.code == 2
     assert "new.yaml" in refused.err
+
+
+def test_a_warning_is_one_line_without_a_place_in_the_source(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("simdist.engines.run._LARGE_NBYTES", 1000)
+    with warnings.catch_warnings(action="always"):
+        answer = call(capsys, "simulate", write(tmp_path / "small.yaml"), "-o", tmp_path / "runs", "--schedule", "sync")
+    [line] = [line for line in answer.err.splitlines() if "memory" in line]
+    assert line.startswith("warning: sync: the times of ")
+    assert line.endswith(" of memory: simulate fewer steps or ranks if that is too much")

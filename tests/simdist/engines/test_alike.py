@@ -17,7 +17,7 @@ from simdist.engines import alike as alike_engine
 from simdist.engines import symmetry
 from simdist.engines.symmetry import Symmetry
 from simdist.errors import RunError, UnsupportedError
-from simdist.plan import AllReduce, Buffer, Copy, Delay, Forward, Lane, Load, Plan, Save
+from simdist.plan import AllReduce, Buffer, Copy, Delay, Forward, Lane, Load, Plan, Save, Tick
 from simdist.plan.delays import DrawnDelays
 from simdist.plan.group import Group
 from simdist.plan.lanes import COMM
@@ -477,20 +477,29 @@ def by_both(plan, costs, late_s=None):
 def test_pairs_within_and_between_nodes_are_told_apart_by_their_links(lanes):
     """Of three GPUs a node, (0, 1) and (4, 5) average over the fabric, and (2, 3) over a network ten times slower.
 
-    Whichever pairs are late, by whatever time: some kinds then have the order of those with another late pair.
+    The slow pair is late in one seed, and the fast ones in the next: kinds in the same order, with other links.
     """
     averages = [AllReduce(f"flat.{number}", Group(2), lane=lane) for number, lane in enumerate(lanes)]
     buffers = tuple(Buffer(each.buffer, 250, initialized=True) for each in averages)
-    late_s = [
-        [float(value) * (rank in late) for rank in range(6)] for value in range(1, 9) for late in ((2, 3), (0, 1, 4, 5))
-    ]
-    plan = Plan.from_steps("pairs", world_size=6, buffers=buffers, steps=[(Delay("host"), *averages)] * len(late_s))
+    plan = Plan.from_steps("pairs", world_size=6, buffers=buffers, steps=[(Delay("host"), *averages)])
     fabric = Link(latency_s=1e-3, bandwidth_Bps=1e7)
     costs = price(plan, Cluster(nodes=2, gpus_per_node=3, fabric=fabric, network=LINE), WORKLOAD)
     assert bool(costs.contested) == (len(lanes) > 1)
-    reference = by_both(plan, costs, [late_s])
-    took_s = (reference.end_s - reference.start_s)[1]
-    assert took_s[2] > 1.3 * took_s[0]
+    late_s = np.array([[[float(rank in late) for rank in range(6)]] for late in ((2, 3), (0, 1, 4, 5))])
+    found_s = alike.step_s(plan, costs, DrawnDelays({"host": late_s}), n_seeds=2)
+    expected_s = [des.simulate(plan, costs, {"host": each[np.newaxis]}).makespan_s for each in late_s]
+    assert found_s == pytest.approx(expected_s, rel=1e-12)
+    assert expected_s[0] - 1 > 1.4 * (expected_s[1] - 1)  # the slow pair takes longer
+
+
+def test_groups_on_links_that_others_use_are_not_like_groups_on_their_own():
+    """Neighbours average in pairs, one of them over the NICs. So do pairs across nodes, on another lane, over these."""
+    buffers = (Buffer("near", 250, initialized=True), Buffer("far", 250, initialized=True))
+    averages = (AllReduce("near", Group(2)), AllReduce("far", Group(2, stride=3), lane=REPLICATE))
+    plan = Plan.from_steps("beside", world_size=6, buffers=buffers, steps=[averages])
+    costs = price(plan, Cluster(nodes=2, gpus_per_node=3, fabric=LINE, network=LINE), WORKLOAD)
+    took_s = (by_both(plan, costs).end_s[0]).tolist()
+    assert took_s[2] > 1.4 * took_s[0]
 
 
 def test_stages_of_a_transfer_flow_at_rates_of_their_own():
@@ -552,7 +561,9 @@ def test_steps_that_wait_for_one_some_steps_before_take_the_times_of_the_ranks_o
 def test_a_run_ends_with_the_last_transfer_of_any_step():
     """A save of 100 kB takes 100 ms, and the steps after it no time."""
     buffers = (Buffer("copy", 25_000, initialized=True),)
-    plan = Plan.from_steps("saving", world_size=2, buffers=buffers, steps=[(Save(("copy",)),), *[(Delay("host"),)] * 3])
+    tick = Tick(("copy",), 1e-3)  # with one, times count from the beginning of the run
+    steps = [(Save(("copy",)), tick), *[(Delay("host"), tick)] * 3]
+    plan = Plan.from_steps("saving", world_size=2, buffers=buffers, steps=steps)
     storage = Storage(latency_s=1e-3, bandwidth_Bps=2e6, client_bandwidth_Bps=1e6)
     costs = price(plan, Cluster(nodes=2, gpus_per_node=1, fabric=LINE, network=LINE, storage=storage), WORKLOAD)
     late_s = {"host": np.full((1, 4, 2), 1e-3)}
@@ -562,24 +573,35 @@ def test_a_run_ends_with_the_last_transfer_of_any_step():
 
 
 def test_steps_after_as_many_as_are_joined_are_apart_again(monkeypatch):
-    """A save goes on in the next step only."""
+    """A save goes on in the next step only. The step after that begins late."""
     monkeypatch.setattr(alike_engine, "_MOST_JOINED", 2)
-    plan, costs = saving(7, every=3)
-    by_both(plan, costs)
+    buffers = (Buffer("flat", 250, initialized=True), Buffer("copy", 1_700, initialized=True))
+    late, average = Delay("host"), AllReduce("flat", Group(4))
+    steps = [(late, average, Save(("copy",))), *[(late, average)] * 3]
+    plan = Plan.from_steps("saving", world_size=4, buffers=buffers, steps=steps)
+    storage = Storage(latency_s=1e-3, bandwidth_Bps=2e6, client_bandwidth_Bps=1e6)
+    cluster = Cluster(nodes=4, gpus_per_node=1, fabric=LINE, network=LINE, storage=storage)
+    late_s = np.zeros((1, 4, 4))
+    late_s[0, 2:] = 0.1
+    reference = by_both(plan, price(plan, cluster, WORKLOAD), late_s)
+    assert reference.start_s[4].max() < reference.end_s[2].max() < reference.start_s[6].min()
 
 
 def test_what_is_known_of_a_step_depends_on_the_links_that_are_busy():
-    """A step of nothing follows an average over NICs, then one over the fabric. Then others want the fabric."""
-    buffers = (
-        Buffer("near", 250, initialized=True),
-        Buffer("far", 250, initialized=True),
-        Buffer("late", 250, initialized=True),
-    )
-    near, far = AllReduce("near", Group(4)), AllReduce("far", Group(2, stride=4))
-    again = AllReduce("late", Group(4), lane=REPLICATE)
-    steps = [(far,), (), (near,), (), (again,)]
+    """Averages over NICs and within nodes take 6/1024 s each, in turns, and a step of nothing follows each of them.
+
+    Others want the NICs before the last one has ended. All numbers are sums of powers of two.
+    """
+    line = Link(latency_s=2**-10, bandwidth_Bps=2**20)
+    sizes = {"near": 1_024, "far": 256, "late": 256}
+    buffers = tuple(Buffer(name, count, initialized=True) for name, count in sizes.items())
+    far, near = AllReduce("far", Group(2, stride=4)), AllReduce("near", Group(2))
+    again = AllReduce("late", Group(2, stride=4), lane=REPLICATE)
+    steps = [*[(far,), (), (near,), ()] * 2, (far,), (), (Delay("host"), again)]
     plan = Plan.from_steps("idle", world_size=8, buffers=buffers, steps=steps)
     plan = replace(plan, order=tuple(Run((body,)) for body in plan.body_of_steps()))
-    costs = price(plan, Cluster(nodes=2, gpus_per_node=4, fabric=LINE, network=LINE), WORKLOAD)
+    costs = price(plan, Cluster(nodes=2, gpus_per_node=4, fabric=line, network=line), WORKLOAD)
+    early_s = {"host": np.full((1, len(steps), 8), 4.5 * 6 * 2**-10)}
+    assert des.simulate(plan, costs, early_s).end_s[:2, 0].tolist() == [6 * 2**-10, 12 * 2**-10]
     with pytest.raises(UnsupportedError, match="still run when a later step begins"):
-        alike.simulate(plan, costs, DrawnDelays({}))
+        alike.simulate(plan, costs, DrawnDelays(early_s))

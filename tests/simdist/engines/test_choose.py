@@ -1,16 +1,21 @@
 """The engine is chosen before the run, and the choice is what trying all of them would find."""
 
+import warnings
+
 import numpy as np
 import pytest
 from engine_runs import alike, des, fast
 from random_scenarios import random_scenario
 from timeouts import within_cpu_s
 
+from simdist.cost import Costs, Local, Resources
 from simdist.engines import choose as choosing
 from simdist.engines.choose import FAST_CANNOT, KINDS_CANNOT, RunToChoose, choose
 from simdist.engines.contention import Contention
-from simdist.engines.observers import WholeTrace
+from simdist.engines.observers import StepSeconds, WholeTrace
+from simdist.engines.run import run
 from simdist.errors import UnforeseenError, UnsupportedError
+from simdist.plan import Buffer, Forward, Plan
 from simdist.plan.delays import SeedDelays
 from simdist.runs.building import build, delays, simulate
 from simdist.scenario import loads
@@ -108,6 +113,29 @@ def test_an_engine_that_meets_what_nobody_could_know_hands_over_to_the_next(monk
     np.testing.assert_allclose(found.end_s, expected.end_s, rtol=0, atol=1e-12 * expected.makespan_s)
     with pytest.raises(UnsupportedError, match="they meet"):
         simulate(scenario, engine="fast")
+
+
+def run_of_many_steps(n_steps, observe, engine="auto"):
+    """Run a forward pass of 1,024 ranks again and again. A warning is an error, which ends it before it begins."""
+    step = (Forward(("param",), ("loss",)),)
+    buffers = (Buffer("param", 1, initialized=True), Buffer("loss", 1))
+    short = Plan.from_steps("long", world_size=1024, buffers=buffers, steps=[step, step])
+    resources = Resources(1024, 1, 0, 1)
+    costs = Costs(resources, np.ones(resources.n_resources), {step[0]: Local(1.0)}, frozenset())
+    with warnings.catch_warnings(action="error"):
+        return run(short.repeated(range(1), n_steps), costs, {}, observe=observe, engine=engine)
+
+
+@pytest.mark.parametrize(("engine", "n_steps"), [("fast", 90_000), ("des", 45_000)])
+def test_what_takes_more_than_2_gb_says_so_before(engine, n_steps):
+    """A trace has 3 arrays, a run of all events as many rows besides; 3 x 8 bytes x 1,024 ranks x 90,000 is 2.2 GB."""
+    text = rf"long: the times of {n_steps:,} operations on 1,024 ranks will take about 2\.2 GB of memory"
+    with pytest.raises(RuntimeWarning, match=text):
+        run_of_many_steps(n_steps, WholeTrace(), engine)
+
+
+def test_what_keeps_no_times_says_nothing_of_memory():
+    assert run_of_many_steps(90_000, StepSeconds()) == pytest.approx([1.0])
 
 
 def engine_of(number):

@@ -248,6 +248,14 @@ def test_an_operation_that_starts_before_others_have_ended_is_refused_after_they
             transfers.ends(far, 1, 0, times(start_s, start_s), times(6.0, 6.0))
 
 
+def test_an_operation_of_another_lane_is_refused_while_others_are_under_way():
+    links, near, far = on_two_nodes(REPLICATE)
+    transfers = Contention(links, 1)
+    transfers.ends(near, 0, 0, times(1.0, 1.0), times(3.0, 3.0))
+    with pytest.raises(UnforeseenError, match="may still use a link"):
+        transfers.ends(far, 1, 0, times(2.0, 2.0), times(6.0, 6.0))
+
+
 def test_groups_that_start_together_before_others_have_ended_are_refused():
     links, near, far = on_two_nodes(REPLICATE)
     transfers = Contention(links, 1)

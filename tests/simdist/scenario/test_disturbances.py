@@ -20,6 +20,7 @@ from simdist.scenario import (
     Transient,
     UnevenWork,
     sampler,
+    sampling,
 )
 
 RANDOM = [
@@ -310,3 +311,29 @@ def test_interference_costs_a_machine_what_is_lost_and_more_machines_the_longest
 def test_interference_is_either_stated_or_measured(settings):
     with pytest.raises(ValidationError, match=r"write either lost, e\.g\. 5%, or machine_samples_per_s"):
         Interference(**settings)
+
+
+@pytest.mark.parametrize("ranks", [(0,), (7,), (2, 6), (3, 4)])
+def test_some_ranks_have_the_numbers_that_they_have_among_all(ranks):
+    everyone = draw_host(Jitter(median_s=0.01, sigma=0.5))
+    some = draw_host(Jitter(median_s=0.01, sigma=0.5, ranks=ranks))
+    np.testing.assert_array_equal(some[:, ranks], everyone[:, ranks])
+    assert not np.delete(some, ranks, axis=1).any()
+
+
+def test_few_ranks_take_as_many_words_in_a_larger_world(monkeypatch):
+    """Words are drawn at `random_raw`."""
+    drawn = []
+
+    class Counting(np.random.Philox):
+        def random_raw(self, size, output=True):  # type: ignore[override]
+            drawn.append(size)
+            return super().random_raw(size, output)
+
+    monkeypatch.setattr(sampling, "Philox", Counting)
+    n_words = []
+    for world_size in (64, 128):
+        drawn.clear()
+        draw_host(Pauses(every=(3, 9), delay_s=(0.1, 0.3), ranks=(0, 3)), world_size=world_size)
+        n_words.append(sum(drawn))
+    assert n_words[0] == n_words[1] > 0

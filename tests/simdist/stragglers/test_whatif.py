@@ -112,6 +112,17 @@ def test_one_rank_that_is_late_in_every_step_costs_its_delay_and_vanishes_with_i
     assert find_pattern(found).persistent == pytest.approx(1)
 
 
+def test_work_grows_with_the_ranks_that_straggle_not_with_all_of_them() -> None:
+    """The total of the progress is the number of replays, each of all ranks."""
+    n_replays = []
+    for n_nodes in (4, 8):
+        calls: list[tuple[float, float]] = []
+        late = job("{kind: persistent, delay: 33 ms, ranks: [2, 5]}", nodes=n_nodes)
+        analysed(late, progress=lambda done, total, calls=calls: calls.append((done, total)))
+        n_replays.append(calls[-1][1])
+    assert n_replays[0] == n_replays[1]
+
+
 @pytest.mark.parametrize("everyone", ["{kind: persistent, delay: 30 ms}", "{kind: jitter, median: 30 ms, sigma: 0}"])
 def test_ranks_that_are_all_equally_late_are_no_stragglers(everyone: str) -> None:
     found = analysed(job(everyone))
