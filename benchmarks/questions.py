@@ -82,6 +82,24 @@ disturbances: [{{kind: transient, probability: 0.1%, delay: 200 ms}}]
 schedules: [fsdp]
 steps: 100
 """
+OF_PASSES = """\
+cluster: {{preset: dgx-h100, nodes: {nodes}}}
+workload: {{preset: {model}, batch_size: 1, micro_batches: {n}}}
+disturbances: [{{kind: transient, probability: 0.1%, delay: 200 ms}}]
+schedules: [fsdp]
+steps: 8
+"""
+MANY_GROUPS = """\
+cluster: {{preset: dgx-h100, nodes: {nodes}, uncertain: {{}}}}
+workload:
+  tensors: [{{name: embed, count: 100000}}, {{name: h.0, count: 150000}}, {{name: h.1, count: 150000}}]
+  batch_size: 2
+  forward: 4 ms
+  backward: 9 ms
+schedules: [{{kind: fsdp, reshard_after_forward: 4}}]
+disturbances: [{{kind: pauses, on: host, every: [3, 5], delay: 50 ms, ranks: [0, 3]}}]
+steps: 4
+"""
 STUDY = """\
 cluster: {{preset: gcp-t4x4-32gbit, nodes: {nodes}}}
 workload: {{preset: resnet18, forward: 18 ms, backward: 37 ms, optimize: 0 s}}
@@ -225,11 +243,28 @@ def questions(*, quick: bool) -> list[Question]:
     )
     options = ("--allow", "sharding", "--only", "fsdp", "--only", "hsdp", "--memory", "80 GiB", "--global-every", "16")
     found.append(Question(f"tune, shardings, {n_gpus} GPUs", ("tune", "job.yaml", *options, *least), of_sharded))
+    passes = OF_PASSES.format(nodes=2 if quick else 8, model="gpt2" if quick else "llama3-8b", n=2 if quick else 8)
+    options = (
+        "--allow",
+        "sharding",
+        *(() if quick else ("--memory", "80 GiB")),
+        "--evaluations",
+        "2" if quick else "30",
+    )
+    n_tuned = 16 if quick else 64
+    found.append(
+        Question(
+            f"tune, micro-batches, {n_tuned} GPUs", ("tune", "job.yaml", *options, *least[2:]), {"job.yaml": passes}
+        )
+    )
     large = LARGE.format(nodes=2 if quick else 128, model="gpt2" if quick else "llama2-70b")
     n_large = 16 if quick else 1024
     by_fast = ("simulate", "job.yaml", "--engine", "fast")
     found.append(Question(f"simulate, fsdp on {n_large:,} GPUs, 100 steps", by_fast, {"job.yaml": large}))
     found.append(Question("whatif, 16 ranks", ("whatif", stragglers), {}))
+    n_nodes = 2 if quick else 1024
+    groups = {"job.yaml": MANY_GROUPS.format(nodes=n_nodes)}
+    found.append(Question(f"whatif, groups of 4 of {8 * n_nodes:,} GPUs", ("whatif", "job.yaml"), groups))
     simulated = ("simulate", stragglers, "-o", "run")
     found.append(Question("report, 16 ranks", ("report", "run", "-o", "page.html"), {}, before=simulated))
     return found

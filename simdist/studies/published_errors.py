@@ -112,12 +112,20 @@ class Doubt:
 
     def logs_at(self, place: float) -> list[float]:
         """Return log(measured / simulated) at a place from 0 to 1, for each of `sizes`."""
-        return [float(np.interp(place, np.linspace(0, 1, len(each)), each)) for each in self.logs]
+        return [_interpolated(each, place) for each in self.logs]
 
     def factor_at(self, logs: Sequence[float], nbytes: int) -> float:
         """Return what multiplies a time, given the logarithms at its place."""
         between = float(np.interp(math.log(max(nbytes, 1)), np.log(self.sizes), logs))
         return math.exp(between) / (1 + self.known)
+
+
+def _interpolated(values: tuple[float, ...], place: float) -> float:
+    """Return the value at a place from 0 to 1, given those at evenly spaced places."""
+    places = np.linspace(0, 1, len(values))
+    before = min(int(np.searchsorted(places, place, side="right")), len(values) - 1) - 1
+    near = slice(max(before, 0), before + 2)
+    return float(np.interp(place, places[near], values[near]))
 
 
 def doubts_of(scenario: Scenario, table: _Table | None = None) -> tuple[Doubt, ...]:

@@ -191,11 +191,10 @@ def least_peak_nbytes(
             nbytes = activation_nbytes.get(name, _nbytes_of(life.buffer, kinds[name]))
             steps[life.first[lane]] += nbytes
             steps[life.last[lane] + 1] -= nbytes
-    held = np.cumsum(steps)
-    most = 0
-    for each in occurrences(plan):
-        if isinstance(each.op, ops.Backward) and each.op.dst in computing:
-            most = max(most, int(held[each.rows].max()) + recomputed_nbytes.get(each.op.dst, 0))
+    held = np.cumsum(steps).tolist()
+    each_op = (op for number in plan.body_of_steps() for op in plan.bodies[number])
+    passes = ((row, op.dst) for row, op in enumerate(each_op) if isinstance(op, ops.Backward))
+    most = max((held[row] + recomputed_nbytes.get(dst, 0) for row, dst in passes if dst in computing), default=0)
     lasting = sum(buffer.nbytes for buffer in plan.buffers if buffer.initialized and buffer.name in kinds)
     return lasting + state_nbytes + most
 

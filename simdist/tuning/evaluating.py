@@ -108,19 +108,20 @@ class _Priced:
 class Evaluator:
     """Evaluates candidates and counts them. Equal plans are simulated once, and those that take the same course."""
 
-    def __init__(self, runs: Runs, constraints: Constraints, time: _Time, bound: _Bound | None = None) -> None:
+    def __init__(self, runs: Runs, constraints: Constraints, time: _Time, bounds: Sequence[_Bound] = ()) -> None:
         """Set up without evaluating anything.
 
         Args:
             runs: The scenario to simulate, and the number of steps.
             constraints: A schedule that breaks one of them is not simulated.
             time: Simulates a schedule.
-            bound: Returns a lower bound of these times. Candidates that would be no finalists are then not simulated.
+            bounds: Return lower bounds of these times; those that are less work first. Candidates that would be no
+                finalists are not simulated.
         """
         self._runs = runs
         self._constraints = constraints
         self._time = time
-        self._bound = bound
+        self._bounds = bounds
         self._priced: dict[Candidate, _Priced | None] = {}  # those that are not evaluated yet
         self._of_plan: dict[tuple[object, ...], Evaluated | TooSlow] = {}
         self._of_course: dict[tuple[object, ...], Evaluated] = {}
@@ -183,12 +184,16 @@ class Evaluator:
         found = facts(scenario, built, within=self._constraints)
         if self._excludes(candidate, found):
             return None
-        return _Priced(scenario, built, found, self._bound(scenario, built) if self._bound else 0.0)
+        least_s = self._bounds[0](scenario, built) if self._bounds else 0.0
+        return _Priced(scenario, built, found, least_s)
 
     def _measured(self, candidate: Candidate, priced: _Priced) -> Evaluated | TooSlow | None:
         """Simulate a candidate if it may be a finalist. Return None if it breaks the limit of memory."""
         scenario = priced.scenario
         built = priced.built
+        for bound in self._bounds[1:]:
+            if self._may_be_chosen(priced):
+                priced = replace(priced, least_s=max(priced.least_s, bound(scenario, built)))
         if not self._may_be_chosen(priced):
             too_slow = TooSlow(candidate, priced.least_s)
             self._of_plan[_content(built.plan)] = too_slow

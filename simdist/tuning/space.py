@@ -16,7 +16,7 @@ from typing import TypeAlias, final
 
 from pydantic import ValidationError
 
-from simdist.plan import Result
+from simdist.plan import Plan, Result
 from simdist.runs.building import job
 from simdist.runs.memory import least_nbytes
 from simdist.scenario import Scenario
@@ -110,6 +110,7 @@ class _Sieve:
         self._broken: list[tuple[float, Candidate]] = []
         self._excluded: Counter[str] = Counter()
         self._longest_gap = 1.0
+        self._least_nbytes: dict[int, int] = {}  # by hash of a plan of one step, which takes less memory than plans
         self._n_illegal = 0
         self._refusal = ""
 
@@ -163,9 +164,15 @@ class _Sieve:
         found = list(constraints.broken_by(sizes, self._described.world_size))
         if math.isfinite(constraints.memory_nbytes):
             one_step = schedule.plan(replace(self._described, n_steps=1))
-            least = least_nbytes(one_step, self._scenario.workload)
-            found += constraints.broken_by_memory(least)
+            found += constraints.broken_by_memory(self._least_of(one_step))
         return found
+
+    def _least_of(self, one_step: Plan) -> int:
+        """Return bytes that are surely in use in a step. Schedules that differ in later steps share them."""
+        content = hash((one_step.buffers, one_step.bodies))
+        if content not in self._least_nbytes:
+            self._least_nbytes[content] = least_nbytes(one_step, self._scenario.workload)
+        return self._least_nbytes[content]
 
 
 def legal(candidate: Candidate, scenario: Scenario) -> Schedule | None:

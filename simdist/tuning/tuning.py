@@ -26,7 +26,7 @@ from simdist.studies.draws import with_draws
 from simdist.studies.measuring import ScheduleTimes
 from simdist.studies.resampling import longest_period, runs_of
 from simdist.tuning.answer import Searched, Tuned
-from simdist.tuning.bounds import least_step_s
+from simdist.tuning.bounds import least_chain_step_s, least_step_s
 from simdist.tuning.candidates import Candidate, Extras
 from simdist.tuning.constraints import Constraints, broken
 from simdist.tuning.evaluating import Evaluated, Evaluator, TooSlow, finalists, measure_finalists
@@ -113,10 +113,13 @@ def simulate_candidates(
     def times_s(its: Scenario, built: Built) -> NDArray[np.float64]:
         return measuring.step_times_s(its, built, n_seeds=n_seeds) / n_parts(its)
 
-    def least_s(its: Scenario, built: Built) -> float:
+    def by_lanes_s(its: Scenario, built: Built) -> float:
         return least_step_s(built.plan, built.costs) / n_parts(its)
 
-    evaluator = Evaluator(runs, constraints, times_s, least_s if skips else None)
+    def by_chains_s(its: Scenario, built: Built) -> float:
+        return least_chain_step_s(built.plan, built.costs) / n_parts(its)
+
+    evaluator = Evaluator(runs, constraints, times_s, (by_lanes_s, by_chains_s) if skips else ())
     baseline = evaluator.baseline(base)
     tried, is_complete = _tried(found, evaluator, budget, wanted.seed, progress)
     evaluated = tuple(each for each in tried if isinstance(each, Evaluated))

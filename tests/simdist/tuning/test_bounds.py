@@ -3,21 +3,29 @@
 import pytest
 from commandline import SMALL, edited
 from engine_runs import alike, des, fast
+from hypothesis import given
+from priced_runs import runs
 from random_scenarios import random_scenario
 
+from simdist.cost import price
 from simdist.errors import UnsupportedError
+from simdist.plan import Plan
 from simdist.plan.delays import DrawnDelays
 from simdist.runs.building import build, delays
 from simdist.runs.memory import least_nbytes, memory_of
 from simdist.scenario import loads
+from simdist.scenario.cluster import Cluster, Link
+from simdist.scenario.workload import Tensor, Workload
 from simdist.tuning import Constraints, Extras, TuneOptions, tune
-from simdist.tuning.bounds import least_step_s
+from simdist.tuning.bounds import least_chain_step_s, least_step_s
 from simdist.tuning.evaluating import finalists
 from simdist.tuning.tuning import simulate_candidates
 
 STRAGGLERS = {"kind": "transient", "on": "compute", "probability": 0.2, "delay_s": 0.02}
 SLOW_LINKS = {"kind": "persistent", "on": "link", "link": "nic", "share": 0.3}
 N_CHEAP = 40
+WORKLOAD = Workload(tensors=(Tensor(name="w", count=1),), batch_size=1, forward_s=0.1)
+BOUNDS = (least_step_s, least_chain_step_s)
 LAYERS = "".join(f"    - {{name: h.{number}.weight, count: 4000000}}\n" for number in range(3))
 EXPOSED = edited(
     ("    - {name: weight, count: 100000}\n    - {name: bias, count: 1000}\n", LAYERS),
@@ -35,7 +43,7 @@ def shares_of_the_bound(number):
     for disturbances in (scenario.disturbances, [STRAGGLERS], [SLOW_LINKS]):
         its = scenario.changed(disturbances=disturbances)
         built = build(its, its.schedules[0], proves=False)
-        least_s = least_step_s(built.plan, built.costs)
+        least_s = max(bound(built.plan, built.costs) for bound in BOUNDS)
         drawn = delays(its)
         for engine, source in ((des, drawn), (fast, drawn), (alike, DrawnDelays(drawn))):
             try:
@@ -51,6 +59,19 @@ def test_no_run_takes_less_than_the_bound(number):
     assert all(share <= 1 for share in shares_of_the_bound(number))
 
 
+@given(runs())
+def test_no_run_of_a_legal_plan_takes_less_than_the_bounds(run):
+    plan, costs, drawn = run
+    makespan_s = des.simulate(plan, costs, drawn).makespan_s
+    assert all(bound(plan, costs) * plan.n_steps <= makespan_s for bound in BOUNDS)
+
+
+def test_steps_without_operations_have_a_bound():
+    plan = Plan.from_steps("empty", world_size=1, buffers=(), steps=[()] * 5)
+    costs = price(plan, Cluster(nodes=1, gpus_per_node=1, fabric=Link.ideal(), network=Link.ideal()), WORKLOAD)
+    assert [bound(plan, costs) for bound in BOUNDS] == [0, 0]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(N_CHEAP, 1000, 40))
 def test_no_run_of_forty_scenarios_takes_less_than_the_bound(first):
@@ -58,13 +79,23 @@ def test_no_run_of_forty_scenarios_takes_less_than_the_bound(first):
         assert all(share <= 1 for share in shares_of_the_bound(number)), number
 
 
+@pytest.mark.parametrize("bound", BOUNDS)
 @pytest.mark.parametrize("engine", [des, fast])
-def test_the_bound_is_the_time_of_a_step_that_exposes_nothing(engine):
+def test_bounds_are_the_time_of_a_step_that_exposes_nothing(engine, bound):
     scenario = loads(edited(("network: {latency: 25 us, bandwidth: 25 Gbit/s}", "network: ideal")))
     scenario = scenario.changed(disturbances=[], cluster=scenario.cluster.model_copy(update={"nodes": 2}))
     built = build(scenario, scenario.schedules[0])
     step_s = engine.simulate(built.plan, built.costs, {}).makespan_s / scenario.steps
-    assert least_step_s(built.plan, built.costs) == pytest.approx(step_s)
+    assert bound(built.plan, built.costs) == pytest.approx(step_s)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 30])
+@pytest.mark.parametrize("schedule", ["fsdp", "sync", "local-3"])
+def test_a_chain_is_as_long_as_a_run_in_which_nothing_disturbs(schedule, steps):
+    scenario = loads(QUIET).changed(schedules=[schedule], steps=steps)
+    built = build(scenario, scenario.schedules[0])
+    makespan_s = des.simulate(built.plan, built.costs, {}).makespan_s
+    assert least_chain_step_s(built.plan, built.costs) * steps == pytest.approx(makespan_s)
 
 
 def test_a_slow_rank_alone_makes_the_bound_longer():
@@ -77,7 +108,7 @@ def test_a_slow_rank_alone_makes_the_bound_longer():
 def test_ranks_that_may_leave_out_a_step_have_no_bound():
     scenario = loads(SMALL).changed(schedules=[{"kind": "backup_workers", "backup": 1}])
     built = build(scenario, scenario.schedules[0])
-    assert least_step_s(built.plan, built.costs) == 0
+    assert [bound(built.plan, built.costs) for bound in BOUNDS] == [0, 0]
 
 
 @pytest.mark.parametrize("number", range(N_CHEAP))
