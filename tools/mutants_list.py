@@ -192,8 +192,8 @@ _PLAN = (
         "plan",
         "contents are given back after the last use on one lane",
         _LIVENESS,
-        "alive[name].last[lanes[id(op)]] = row",
-        "alive[name].last = {lanes[id(op)]: row}",
+        "life.last[lanes[id(op)]] = row",
+        "life.last = {lanes[id(op)]: row}",
         _TEST_LIVENESS,
     ),
     Mutant(
@@ -1642,8 +1642,8 @@ _SCENARIO = (
         "scenario",
         "the numbers of a rank depend on the size of the world",
         _SAMPLING,
-        "raw.reshape(self.world_size, _TILE_STEPS).T",
-        "raw.reshape(_TILE_STEPS, self.world_size)",
+        "raw.reshape(n_ranks, _TILE_STEPS).T",
+        "raw.reshape(_TILE_STEPS, n_ranks)",
         _TEST_DISTURBANCES,
     ),
     Mutant(
