@@ -11,7 +11,7 @@ TORCH_INDEX ?=
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt \
     $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo test ci check full tests costs lint types size docs installs gpu notebooks benchmark clean
+.PHONY: demo test ci check full tests costs lint types size docs pages installs gpu notebooks benchmark clean
 
 # Four local processes. torchrun would set OMP_NUM_THREADS itself, with a warning.
 LAUNCH := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4
@@ -65,6 +65,18 @@ gpu:  ## on a machine with a GPU: does all work, and how true is it? Eight minut
 
 docs: $(TOOLS)  ## the documentation as a site, build/docs/index.html
 	$(BIN)/sphinx-build -W --keep-going -b html docs build/docs
+
+# Experiments that compute all that their pages show, and those that also measure: these print what was recorded.
+COMPUTED := aws_p3_scaling backup_workers datacache dawnbench_resnet50 efs_k80 garbage_collection gtopk_1gbe hitopk_communication \
+	horovod_scaling hsgd_stragglers mitigations mlperf_storage nccl_tables netai_whatif one_machine published_sharding streaming_diloco
+RECORDED := emulated_cluster fault_injections profile_round_trip time_to_accuracy
+
+pages: $(KERNELS)  ## write the numbers and outputs on all pages again; takes minutes
+	@set -e; for each in $(COMPUTED); do echo $$each; $(BIN)/python experiments/$$each/run.py --write > /dev/null; done
+	@set -e; for each in $(RECORDED); do echo $$each; $(BIN)/python experiments/$$each/run.py --tables --write > /dev/null; done
+	$(BIN)/python tools/tables.py
+	$(BIN)/python tools/dictionary.py
+	PYTHONPATH=tests $(BIN)/python tests/project/test_docs.py
 
 notebooks: $(TOOLS)  ## execute the sources of all notebooks and write them with their figures
 	$(BIN)/python tools/notebooks.py

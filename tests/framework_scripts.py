@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from processes import leave_group
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset
@@ -521,4 +522,4 @@ def run_all(tool: str, folder: Path) -> None:
     for name, script in OF_TOOL[tool].items():
         script(folder / name)
         print(f"passed: {name}")
-    dist.destroy_process_group()
+    leave_group()

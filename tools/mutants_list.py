@@ -192,8 +192,8 @@ _PLAN = (
         "plan",
         "contents are given back after the last use on one lane",
         _LIVENESS,
-        "alive[name].last[lanes[id(op)]] = row",
-        "alive[name].last = {lanes[id(op)]: row}",
+        "life.last[lanes[id(op)]] = row",
+        "life.last = {lanes[id(op)]: row}",
         _TEST_LIVENESS,
     ),
     Mutant(
@@ -1642,8 +1642,8 @@ _SCENARIO = (
         "scenario",
         "the numbers of a rank depend on the size of the world",
         _SAMPLING,
-        "raw.reshape(self.world_size, _TILE_STEPS).T",
-        "raw.reshape(_TILE_STEPS, self.world_size)",
+        "raw.reshape(n_ranks, _TILE_STEPS).T",
+        "raw.reshape(_TILE_STEPS, n_ranks)",
         _TEST_DISTURBANCES,
     ),
     Mutant(
@@ -2493,7 +2493,7 @@ _REAL = (
         "real/loops/shards.py",
         "            each.parameter.grad = gradient\n",
         "            pass\n",
-        (_TEST_WRAPPED, "-k", "native_hsdp"),
+        _TEST_LOOP_SHARDS,
     ),
     Mutant(
         "real: sharded copies",
@@ -2501,7 +2501,7 @@ _REAL = (
         "real/loops/shards.py",
         "            each.local.copy_(each.unpadded(each.stand_in))",
         "            pass",
-        (_TEST_WRAPPED, "-k", "copies_that_train_locally"),
+        _TEST_LOOP_SHARDS,
     ),
     Mutant(
         "real: sharded copies",
@@ -2509,7 +2509,7 @@ _REAL = (
         "real/loops/shards.py",
         "return bool(group.reduce_grads and group.all_reduce_grads)",
         "return bool(group.reduce_grads)",
-        (_TEST_WRAPPED, "-k", "accumulated_and_clipped"),
+        _TEST_LOOP_SHARDS,
     ),
     Mutant(
         "real: sharded copies",

@@ -44,6 +44,11 @@ def on(n_nodes: int, *, shuffle: str = "global", start: str = "cold", n_epochs: 
     return BASE.changed(cluster=cluster, input=read, steps=n_epochs * per_epoch)
 
 
+def reading_nothing(scenario: Scenario) -> Scenario:
+    """Return the scenario with samples that are on the GPUs already."""
+    return scenario.changed(input=scenario.input.model_copy(update={"source": "device"}))
+
+
 def named(policy: str) -> Schedule:
     """Return the schedule with a policy, without buckets: the gradient is sent as a whole."""
     (schedule,) = (each for each in BASE.schedules if each.name == policy)
@@ -89,8 +94,7 @@ def second_run_s(policy: str, n_nodes: int, *, shuffle: str = "global") -> float
 @cache
 def computing_s(n_nodes: int) -> float:
     """Return the seconds of an epoch whose samples are on the GPUs already."""
-    scenario = on(n_nodes).changed(input={"source": "device"})
-    return epochs_s(scenario, named("naive"))[-1]
+    return epochs_s(reading_nothing(on(n_nodes)), named("naive"))[-1]
 
 
 def limits_s(n_nodes: int) -> dict[str, float]:
@@ -163,9 +167,7 @@ def gradients_table() -> Iterator[str]:
             run_s("datacache", n, shuffle="node")[-1],
         ),
         "ring all-reduce": (
-            epochs_s(
-                everywhere.changed(input={"source": "device"}), ring.model_copy(update={"input": {"policy": None}})
-            )[-1],
+            epochs_s(reading_nothing(everywhere), ring)[-1],
             epochs_s(everywhere, ring.model_copy(update={"input": {"policy": "naive"}}))[-1],
             epochs_s(everywhere, ring)[-1],
             epochs_s(on(n, shuffle="node"), ring)[-1],

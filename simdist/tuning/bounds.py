@@ -100,18 +100,17 @@ def _repeat(
         most: Most repetitions to run if times do not become steady.
     """
     for left in range(times - 1, -1, -1):
+        n_ends = len(ends_s)
         before_s = ends_s[-n_before:] if left else []
-        n_instances = -len(ends_s)
         run(ends_s)
-        n_instances += len(ends_s)
-        if not left:
+        last_s = ends_s[n_ends:]
+        if not (left and last_s):
             break
         moved_s = [end_s - other_s for end_s, other_s in zip(ends_s[-n_before:], before_s, strict=True)]
         by_s = min(moved_s)
         if max(moved_s) - by_s <= _ROUNDING * by_s or times - left == most:
             # each further repetition moves everything by at least what all that it depends on has moved by
-            last_s = ends_s[-n_instances:]
-            n_copies = min(left, 1 + n_kept // n_instances)
+            n_copies = min(left, 1 + n_kept // len(last_s))
             for number in range(left - n_copies + 1, left + 1):
                 ends_s += [end_s + number * by_s for end_s in last_s]
             break

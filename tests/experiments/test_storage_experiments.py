@@ -135,6 +135,11 @@ def test_page_shows_the_epochs_of_one_node(policy):
     assert datacache.epochs_row(1, policy) in page(datacache)
 
 
+def test_page_shows_what_an_epoch_takes_at_least():
+    shown = {"limits": "\n".join(datacache.limits_table())}
+    assert insert_tables(page(datacache), shown) == page(datacache)
+
+
 def test_plans_that_are_not_proved_for_every_row_can_be():
     scenario = datacache.on(2).changed(steps=2)
     assert build(scenario, datacache.named("datacache")).n_proved_ranks == scenario.cluster.world_size

@@ -63,6 +63,26 @@ def test_slices_have_the_gradients_of_the_memory_where_the_plan_averages_them(sh
     assert parameter.grad is None
 
 
+def test_slices_and_stand_ins_have_the_parameters_of_one_another(shards: Shards) -> None:
+    (parameter,), (stand_in,) = shards.parameters, shards.model.parameters()
+    with torch.no_grad():
+        local_part(parameter).fill_(3.0)
+    shards.take_parameters()
+    assert stand_in.tolist() == [[3.0] * 3] * 2
+    with torch.no_grad():
+        stand_in.fill_(4.0)
+    shards.put_parameters()
+    assert local_part(parameter).tolist() == [[4.0] * 3] * 2
+
+
+@pytest.mark.parametrize("setting", ["set_requires_gradient_sync", "set_requires_all_reduce"])
+def test_a_pass_reduces_gradients_unless_the_model_is_told_not_to(shards: Shards, setting: str) -> None:
+    assert shards.reduces_gradients()
+    (unit,) = shards._units
+    getattr(unit, setting)(False)
+    assert not shards.reduces_gradients()
+
+
 def uses(*step: Op) -> tuple[bool, bool]:
     names = ("param", "grad", "copy", "anchor")
     buffers = tuple(Buffer(name, 4, tensors=(0, 1), initialized=name != "grad") for name in names)

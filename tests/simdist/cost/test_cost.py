@@ -10,6 +10,7 @@ from flat_clusters import grouped
 from pydantic import ValidationError
 
 from simdist.cost import Local, Shared, compute_s, price, tensor_backward_s
+from simdist.cost.topology import longest_chain_s
 from simdist.errors import PlanError, ScenarioError
 from simdist.plan import (
     AllGather,
@@ -146,6 +147,14 @@ def test_latency_of_a_ring_is_that_of_its_slowest_successive_hops():
     _, _, cost = cost_of(op, whole_and_slice(8), nodes(2, gpus_per_node=4, fabric=fabric))
     (stage,) = cost.transfers[0].stages
     assert stage.latency_s == pytest.approx((6 * 1e-6 + 2 * 3e-5) + (4 * 1e-6 + 2 * 3e-5), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("n_sends", "seconds"),
+    [(1, 5.0), (2, 7.0), (3, 8.0), (4, 9.0), (6, 9.0 + 7.0)],  # 5 + 2, 1 + 5 + 2 or 5 + 2 + 1, all, all and 5 + 2
+)
+def test_a_chain_of_sends_takes_the_slowest_successive_hops(n_sends: int, seconds: float) -> None:
+    assert longest_chain_s(np.array([1.0, 5.0, 2.0, 1.0]), n_sends) == seconds
 
 
 @pytest.mark.parametrize("root", range(4))

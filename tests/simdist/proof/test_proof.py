@@ -20,7 +20,7 @@ from simdist.plan.group import Group
 from simdist.plan.lanes import COMM
 from simdist.proof import prove, prover
 from simdist.proof.layout import AtomLayout
-from simdist.proof.symbols import Tag, Value, Weights, gathered
+from simdist.proof.symbols import Tag, Value, Weights, gather, gathered
 from simdist.schedules import InputPath, Job, Schedule, kinds
 from simdist.schedules.fsdp import FSDP
 from simdist.schedules.hsdp import HSDP
@@ -110,6 +110,13 @@ EQUIVALENT: dict[str, Body] = {
 @pytest.mark.parametrize("form", EQUIVALENT)
 def test_equivalent_forms_of_an_all_reduce_prove(form: str) -> None:
     assert verify(plan_of(*[synchronized(*EQUIVALENT[form])] * 3), SYNC) == 8
+
+
+def test_a_gather_puts_the_parts_of_each_group_one_after_the_other() -> None:
+    """Ranks 0 and 2 are a group, and so are ranks 1 and 3: one block of two members at a stride of two."""
+    found = gather(np.arange(4).reshape(1, 2, 2, 1, 1))
+    assert found[0, :, 0, :, 0].tolist() == [[0, 2]] * 2
+    assert found[0, :, 1, :, 0].tolist() == [[1, 3]] * 2
 
 
 @pytest.mark.parametrize("first", [(), (ops.AllReduce("grad", WORLD),)], ids=["in the last pass", "in both"])

@@ -323,16 +323,17 @@ def test_some_ranks_have_the_numbers_that_they_have_among_all(ranks):
 
 def test_few_ranks_take_as_many_words_in_a_larger_world(monkeypatch):
     """Words are drawn at `random_raw`."""
-    n_words = {}
+    drawn = []
+
+    class Counting(np.random.Philox):
+        def random_raw(self, size, output=True):  # type: ignore[override]
+            drawn.append(size)
+            return super().random_raw(size, output)
+
+    monkeypatch.setattr(sampling, "Philox", Counting)
+    n_words = []
     for world_size in (64, 128):
-        drawn = []
-
-        class Counting(np.random.Philox):
-            def random_raw(self, size, drawn=drawn):
-                drawn.append(size)
-                return super().random_raw(size)
-
-        monkeypatch.setattr(sampling, "Philox", Counting)
+        drawn.clear()
         draw_host(Pauses(every=(3, 9), delay_s=(0.1, 0.3), ranks=(40, 43)), world_size=world_size)
-        n_words[world_size] = sum(drawn)
-    assert n_words[64] == n_words[128] > 0
+        n_words.append(sum(drawn))
+    assert n_words[0] == n_words[1] > 0

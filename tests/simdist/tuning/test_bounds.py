@@ -3,13 +3,20 @@
 import pytest
 from commandline import SMALL, edited
 from engine_runs import alike, des, fast
+from hypothesis import given
+from priced_runs import runs
 from random_scenarios import random_scenario
+from tiers import examples
 
+from simdist.cost import price
 from simdist.errors import UnsupportedError
+from simdist.plan import Plan
 from simdist.plan.delays import DrawnDelays
 from simdist.runs.building import build, delays
 from simdist.runs.memory import least_nbytes, memory_of
 from simdist.scenario import loads
+from simdist.scenario.cluster import Cluster, Link
+from simdist.scenario.workload import Tensor, Workload
 from simdist.tuning import Constraints, Extras, TuneOptions, tune
 from simdist.tuning.bounds import least_chain_step_s, least_step_s
 from simdist.tuning.evaluating import finalists
@@ -18,6 +25,7 @@ from simdist.tuning.tuning import simulate_candidates
 STRAGGLERS = {"kind": "transient", "on": "compute", "probability": 0.2, "delay_s": 0.02}
 SLOW_LINKS = {"kind": "persistent", "on": "link", "link": "nic", "share": 0.3}
 N_CHEAP = 40
+WORKLOAD = Workload(tensors=(Tensor(name="w", count=1),), batch_size=1, forward_s=0.1)
 BOUNDS = (least_step_s, least_chain_step_s)
 LAYERS = "".join(f"    - {{name: h.{number}.weight, count: 4000000}}\n" for number in range(3))
 EXPOSED = edited(
@@ -50,6 +58,20 @@ def shares_of_the_bound(number):
 @pytest.mark.parametrize("number", range(N_CHEAP))
 def test_no_run_takes_less_than_the_bound(number):
     assert all(share <= 1 for share in shares_of_the_bound(number))
+
+
+@examples(40)
+@given(runs())
+def test_no_run_of_a_legal_plan_takes_less_than_the_bounds(run):
+    plan, costs, drawn = run
+    makespan_s = des.simulate(plan, costs, drawn).makespan_s
+    assert all(bound(plan, costs) * plan.n_steps <= makespan_s for bound in BOUNDS)
+
+
+def test_steps_without_operations_have_a_bound():
+    plan = Plan.from_steps("empty", world_size=1, buffers=(), steps=[()] * 5)
+    costs = price(plan, Cluster(nodes=1, gpus_per_node=1, fabric=Link.ideal(), network=Link.ideal()), WORKLOAD)
+    assert [bound(plan, costs) for bound in BOUNDS] == [0, 0]
 
 
 @pytest.mark.full
