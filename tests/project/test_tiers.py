@@ -32,18 +32,18 @@ def test_the_tests_of_a_tier_fit_its_budget(request: pytest.FixtureRequest, tier
     ],
 )
 def test_a_tier_has_the_tests_up_to_its_limit_and_its_sentinels(test: SimpleNamespace, expected: tuple[str]) -> None:
-    costs = tiers.Costs(listed={"cheap": 0.1, "middling": 1.0, "dear": 3.0})
+    costs = tiers.Costs(listed={"cheap": 0.05, "middling": 1.0, "dear": 3.0})
     assert tuple(tier for tier in tiers.TIERS if costs.has(test, tier)) == expected
 
 
 def test_the_cost_of_a_tier_is_that_of_its_tests() -> None:
-    costs = tiers.Costs(cheap_s=5.0, listed={"middling": 1.0, "dear": 3.0, "drawn": 1.0})
+    costs = tiers.Costs(cheap_s=5.0, listed={"middling": 1.0, "dear": 3.0, "drawn": 0.5})
     tests = [item("new"), item("middling"), item("dear"), item("drawn", is_drawn=True)]
-    assert [costs.total_s(tests, tier) for tier in tiers.TIERS] == pytest.approx([5.1, 6.1, 10.0, 10.0])
+    assert [costs.total_s(tests, tier) for tier in tiers.TIERS] == pytest.approx([5.05, 6.05, 9.5, 9.5])
 
 
 def test_costs_are_written_and_read(tmp_path) -> None:
-    costs = tiers.Costs.of({"tests/a.py::b[c::d]": 1.234, "tests/a.py::e": 0.04, "tests/f.py::g": 0.06})
+    costs = tiers.Costs.of({"tests/a.py::b[c::d]": 1.234, "tests/a.py::e": 0.03, "tests/f.py::g": 0.045})
     assert (costs.cheap_s, costs.listed) == (0.1, {"tests/a.py::b[c::d]": 1.23})
     costs.write(tmp_path / "costs.json")
     assert tiers.Costs.read(tmp_path / "costs.json") == costs

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -139,9 +140,10 @@ def test_default_cut_selects_the_same() -> None:
 
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # numpy's, of a sum of numbers like the largest
 @settings(max_examples=40 if ON_GPU else 10)
-@given(values=st.lists(st.floats(width=16), min_size=2, max_size=40), data=st.data(), dtype=st.sampled_from(DTYPES))
-def test_any_vector_gives_exactly_k(values: list[float], data: st.DataObject, dtype: object) -> None:
+@given(bits=st.lists(st.integers(0, 2**16 - 1), min_size=2, max_size=40), data=st.data(), dtype=st.sampled_from(DTYPES))
+def test_any_vector_gives_exactly_k(bits: list[int], data: st.DataObject, dtype: object) -> None:
     assert isinstance(dtype, torch.dtype)
+    values = np.array(bits, np.uint16).view(np.float16)
     k = data.draw(st.integers(1, len(values) - 1))
     drawn = torch.tensor(data.draw(st.floats(0, 1, exclude_max=True)), dtype=torch.float64, device=DEVICE)
     taken = kernels(torch.tensor(values).to(DEVICE, dtype), k, drawn).tolist()
