@@ -259,7 +259,7 @@ def test_a_rank_that_fails_tells_the_others_why() -> None:
 
 
 def test_a_rank_that_misses_a_barrier_is_named() -> None:
-    assert "barrier 'start': rank 1 has not come within 2 s" in run(miss_barrier, 2, 1)[0].output
+    assert f"barrier 'start': rank 1 has not come within {SOON_S:g} s" in run(miss_barrier, 2, 1)[0].output
 
 
 def test_sigterm_names_the_rank_that_failed_first() -> None:
