@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _LOAD = os.getloadavg()[0] / (os.cpu_count() or 1)  # processes that want each core
-SOON_S = 4.0 * max(1.0, _LOAD)  # for what is meant to be late; who is not late needs longer where others work, too
+# For what is meant to be late; who is not late needs longer where others work, too. Each process that imports this
+# finds another load: pass the value on to ranks.
+SOON_S = 4.0 * max(1.0, _LOAD)
 TIMEOUT_S = 180.0  # a machine under load starts processes in tens of seconds
 
 

@@ -24,7 +24,7 @@ def train(how: str, timeout_s: float, stray: int = 1, start_timeout_s: float = T
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     if how == "never wraps" and rank == stray:
-        time.sleep(60.0)
+        time.sleep(TIMEOUT_S)
     module, optimizer = Training().make()
     launch = real.Launch(timeout_s=timeout_s, start_timeout_s=start_timeout_s)
     with real.wrap(module, optimizer, loops.SMALL_BUCKETS, n_steps=6, launch=launch) as worker:

@@ -68,9 +68,9 @@ def reduce_forever(timeout_s: float) -> None:
                 print("running")
 
 
-def reduce_late(stray: int) -> None:
+def reduce_late(stray: int, timeout_s: float) -> None:
     with connect(timeout_s=START_S) as connection:
-        group = dist.new_group(timeout=timedelta(seconds=SOON_S))
+        group = dist.new_group(timeout=timedelta(seconds=timeout_s))
         guard = connection.guard
         guard.position = 120
         if connection.place.rank == stray:
@@ -92,10 +92,10 @@ def fail(stray: int) -> None:
         connection.guard.check()
 
 
-def miss_barrier(stray: int) -> None:
+def miss_barrier(stray: int, timeout_s: float) -> None:
     with connect(timeout_s=START_S) as connection:
         if connection.place.rank != stray:
-            replace(connection, timeout_s=SOON_S).barrier("start")
+            replace(connection, timeout_s=timeout_s).barrier("start")
         connection.guard.failed.wait(START_S)
 
 
@@ -244,7 +244,7 @@ def test_a_store_that_stands_still_holds_nobody_up() -> None:
 
 
 def test_a_rank_that_is_late_is_named_with_its_position() -> None:
-    endings = run(reduce_late, 3, 1)
+    endings = run(reduce_late, 3, 1, SOON_S)
     for rank in (0, 2):
         assert "all_reduce(grad.3): rank 1 has not arrived: rank 1 (" in endings[rank].output
         assert "is at operation 120, the others at 128" in endings[rank].output
@@ -259,7 +259,7 @@ def test_a_rank_that_fails_tells_the_others_why() -> None:
 
 
 def test_a_rank_that_misses_a_barrier_is_named() -> None:
-    assert f"barrier 'start': rank 1 has not come within {SOON_S:g} s" in run(miss_barrier, 2, 1)[0].output
+    assert f"barrier 'start': rank 1 has not come within {SOON_S:g} s" in run(miss_barrier, 2, 1, SOON_S)[0].output
 
 
 def test_sigterm_names_the_rank_that_failed_first() -> None:
