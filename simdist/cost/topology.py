@@ -69,7 +69,7 @@ class LinkCost:
                 rendezvous_s=link.rendezvous_s,
                 eager_nbytes=float(link.eager_nbytes),
                 gap_s=link.gap_s,
-                ring_step_s=link.ring_step_s,
+                ring_step_s=link.ring_step_s or 0.0,
             )
         table = tuple((float(point.nbytes), point.time_s) for point in link.table)
         smallest, startup_s = table[0]

@@ -161,6 +161,12 @@ class ShardedSchedule(Schedule, abc.ABC):
             has_param_buffers=True,
         )
 
+    def most_gathered_nbytes(self, job: Job) -> int:
+        """Return the bytes of the largest unit, which the ranks that share a copy gather at once."""
+        dtype = self.param_dtype or job.dtype
+        counts = (sum(job.tensor_counts[unit.first : unit.last]) for unit in self._shards(job).units)
+        return max(counts) * ITEM_NBYTES[dtype]
+
     def cycle(self, job: Job) -> range:
         """Return the first period of what copies exchange."""
         return self.between_copies().cycle(self.of_copies(job))
