@@ -36,6 +36,9 @@ _NumberT = TypeVar("_NumberT", int, float)
 
 OPS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "sendrecv")
 
+#: Those that NCCL performs by rings, an all_reduce of a large buffer among others.
+RINGS = ("all_reduce", "reduce_scatter", "all_gather")
+
 #: Sources of ranges of numbers that tables told begin with it.
 CALIBRATED = "nccl-tests"
 
@@ -58,6 +61,8 @@ _TYPE_NBYTES = (
 )
 _NOT_MEASURED = "N/A"
 _N_HALVINGS = 50
+_N_TURNS = 8  # of efficiency and step of a ring, each told with the other
+_MOST_STEP_S = 1e-3
 _NEAR = 4  # sizes that the range of a number is told by, as a factor on the size that tells the number
 _LEAST_OFF = 0.01  # least distance of the ends of a range from the value, as a share
 _OVERHEAD = "collectives.overhead"
@@ -329,6 +334,38 @@ def fitted(table: NcclTable, cluster: Cluster) -> tuple[Cluster, list[str]]:
     return told or best, notes
 
 
+def tells_ring_step(one: NcclTable, other: NcclTable) -> bool:
+    """Tell whether two tables are of rings between machines, over different numbers of GPUs."""
+    sizes = [(each.nodes or 1) * (each.gpus_per_node or 1) for each in (one, other)]
+    return sizes[0] != sizes[1] and all(each.op in RINGS and (each.nodes or 1) > 1 for each in (one, other))
+
+
+def with_ring_step(tables: tuple[NcclTable, NcclTable], cluster: Cluster) -> tuple[Cluster, list[str]]:
+    """Return the cluster with the step of a ring that the largest buffers of two tables tell, and notes.
+
+    Steps and bytes add up. On more GPUs there are more steps and as many bytes. So the difference tells the step, and
+    what is left the efficiency of the network.
+
+    Args:
+        tables: Of two numbers of GPUs, see `tells_ring_step`.
+        cluster: What the tables leave open.
+    """
+    few, many = sorted(tables, key=lambda table: (table.nodes or 1) * (table.gpus_per_node or 1))
+    path = "network.ring_step"
+    best: Cluster | None = _with_number(cluster, path, 0.0)
+    for _ in range(_N_TURNS):
+        told = best and _told(few, _placed_like(few, best), "network.efficiency", row=-1, fast=1.0, slow=0.01)
+        best = told and _told(many, _placed_like(many, told), path, row=-1, fast=0.0, slow=_MOST_STEP_S)
+    if best is None:
+        note = f"{path} stays: no value gives the times of the largest sizes of {few.op} and {many.op}"
+        return cluster, [note]
+    return _placed_like(many, best), []
+
+
+def _placed_like(table: NcclTable, cluster: Cluster) -> Cluster:
+    return placed(table, cluster, nodes=table.nodes, gpus_per_node=table.gpus_per_node)
+
+
 def _told(table: NcclTable, cluster: Cluster, path: str, *, row: int, fast: float, slow: float) -> Cluster | None:
     """Return the cluster with the number that a row tells, and its range; None if no value gives the row's time."""
     nbytes, measured_s = table.rows[row]
@@ -364,7 +401,7 @@ def _with_number(cluster: Cluster, path: str, value: float) -> Cluster:
         return cluster.model_copy(update={"collectives": {"overhead_s": value}})
     where, _, key = path.partition(".")
     link: Link = getattr(cluster, where)
-    attribute = {"efficiency": "efficiency", "latency": "latency_s"}[key]
+    attribute = {"efficiency": "efficiency", "latency": "latency_s", "ring_step": "ring_step_s"}[key]
     return cluster.model_copy(update={where: link.model_copy(update={attribute: value})})
 
 
