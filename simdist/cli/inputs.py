@@ -14,7 +14,7 @@ from simdist.scenario.loading import read_text
 from simdist.scenario.strict_yaml import parse
 from simdist.schedules import Schedule
 from simdist.settings.base import nearest, shown
-from simdist.studies.scenario_remarks import remarks_of
+from simdist.studies.remarks import remarks_of
 
 if TYPE_CHECKING:
     from simdist.runs.planned import PlannedSchedule

@@ -25,8 +25,7 @@ from simdist.studies.columns import ENGINE, PLAIN_STEP_TIME, SCHEDULE, STATE_COL
 from simdist.studies.facets import LINKS, Simulated
 from simdist.studies.held import find_held, steady_held
 from simdist.studies.measuring import ScheduleTimes, times_of
-from simdist.studies.remarks import below_table, documents
-from simdist.studies.scenario_remarks import remarks_of
+from simdist.studies.remarks import below_table, documents, remarks_of
 from simdist.studies.tables import facets_text, table_text
 from simdist.traces.breakdown import Breakdown, HeldUp, break_down
 from simdist.traces.trace import TIMES_OF_TRACE, Trace

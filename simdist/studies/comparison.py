@@ -24,8 +24,7 @@ from simdist.studies.draws import shared_delays, with_draws
 from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Simulated, ValueT, facet_remarks, told
 from simdist.studies.facets import facet_columns as columns_of_facets
 from simdist.studies.measuring import TIMES_OF_DRAWS, Progress, ScheduleTimes, measure, times_of
-from simdist.studies.remarks import Remark, below_table, documents, with_remarks
-from simdist.studies.scenario_remarks import remarks_of
+from simdist.studies.remarks import Remark, below_table, documents, remarks_of, with_remarks
 from simdist.studies.statistics import Interval, is_wide, positive_interval, ratio_interval
 from simdist.studies.tables import facets_text, table_text
 from simdist.traces.breakdown import STATES, break_down
