@@ -29,6 +29,7 @@ SLOWEST = 20.0
 SHARING = {"zero1": True, "zero1-node": "node"}
 """Ranks that share the optimizer's state under ZeRO-1."""
 
+
 def gpt3(layers: int, hidden: int, heads: int) -> dict[str, Any]:
     """Return a model of Brown et al., Language Models are Few-Shot Learners, arXiv 2005.14165, table 2.1."""
     return {

@@ -231,8 +231,12 @@ class Topology(Resources):
         return replace(stage, latency_s=max(stage.latency_s, at_least_s - flow_s))
 
     def steps_s(self, messages: Messages) -> float:
-        """Return the seconds of the steps of a ring between domains, beside hops and bytes; 0 of other messages."""
-        if messages.latency != "ring" or not self.network.ring_step_s or not self._leaves_domains(messages):
+        """Return the seconds of the steps of a ring between domains, beside hops and bytes; 0 of other messages.
+
+        Only rings have several rounds, and those of two members are marked as rings.
+        """
+        is_ring = messages.latency == "ring" or messages.rounds > 1
+        if not (is_ring and self.network.ring_step_s and self._leaves_domains(messages)):
             return 0.0
         return messages.rounds * self.network.ring_step_s
 

@@ -61,8 +61,8 @@ _TYPE_NBYTES = (
 )
 _NOT_MEASURED = "N/A"
 _N_HALVINGS = 50
-_N_TURNS = 8  # of efficiency and step of a ring, each told with the other
 _MOST_STEP_S = 1e-3
+_SOME_STEP_S = 1e-5
 _NEAR = 4  # sizes that the range of a number is told by, as a factor on the size that tells the number
 _LEAST_OFF = 0.01  # least distance of the ends of a range from the value, as a share
 _OVERHEAD = "collectives.overhead"
@@ -351,15 +351,39 @@ def with_ring_step(tables: tuple[NcclTable, NcclTable], cluster: Cluster) -> tup
         cluster: What the tables leave open.
     """
     few, many = sorted(tables, key=lambda table: (table.nodes or 1) * (table.gpus_per_node or 1))
+    step_s = _step_s(few, many, cluster)
     path = "network.ring_step"
-    best: Cluster | None = _with_number(cluster, path, 0.0)
-    for _ in range(_N_TURNS):
-        told = best and _told(few, _placed_like(few, best), "network.efficiency", row=-1, fast=1.0, slow=0.01)
-        best = told and _told(many, _placed_like(many, told), path, row=-1, fast=0.0, slow=_MOST_STEP_S)
+    start = _with_number(cluster, path, max(0.0, step_s))
+    best = _told(few, _placed_like(few, start), "network.efficiency", row=-1, fast=1.0, slow=0.01)
+    best = best and _told(many, _placed_like(many, best), path, row=-1, fast=0.0, slow=_MOST_STEP_S)
     if best is None:
         note = f"{path} stays: no value gives the times of the largest sizes of {few.op} and {many.op}"
         return cluster, [note]
-    return _placed_like(many, best), []
+    return best, []
+
+
+def _step_s(few: NcclTable, many: NcclTable, cluster: Cluster) -> float:
+    """Return the step with which the largest buffers of both tables have one efficiency.
+
+    A time is t + a step_s + b / efficiency, so three simulations of each table tell its terms.
+    """
+    rows = []
+    seconds = []
+    for table in (few, many):
+        placed_like = _placed_like(table, cluster.model_copy(update={"uncertain": {}}))
+        nbytes, measured_s = table.rows[-1]
+        base_s, slower_s, stepped_s = (
+            simulated_s(
+                _with_number(_with_number(placed_like, "network.efficiency", share), "network.ring_step", step_s),
+                table.op,
+                nbytes,
+            )
+            for share, step_s in ((1.0, 0.0), (0.5, 0.0), (1.0, _SOME_STEP_S))
+        )
+        rows.append([(stepped_s - base_s) / _SOME_STEP_S, slower_s - base_s])
+        seconds.append(measured_s - 2 * base_s + slower_s)
+    (a, b), (c, d) = rows
+    return (seconds[0] * d - seconds[1] * b) / (a * d - b * c) if a * d != b * c else 0.0
 
 
 def _placed_like(table: NcclTable, cluster: Cluster) -> Cluster:
