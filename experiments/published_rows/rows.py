@@ -15,7 +15,6 @@ from typing import Any
 import yaml
 
 from simdist.scenario import Scenario, load, presets
-from simdist.studies.published_errors import generation
 
 HERE = Path(__file__).parent
 EXPERIMENTS = HERE.parent
@@ -76,7 +75,7 @@ class Training:
         """Return the share that a machine is assumed to lose; 0 if its rate is an input."""
         if self.machine_per_s or self.cluster["gpus_per_node"] == 1:
             return 0.0
-        hardware = generation(load({**document, "schedules": ["sync"], "steps": 1}).cluster)
+        hardware = load({**document, "schedules": ["sync"], "steps": 1}).cluster.device.generation
         return LOST.get(hardware or "", (0.05, 0.05))[self.precision == "mixed"]
 
     def scenario(self) -> Scenario:

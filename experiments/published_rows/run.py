@@ -36,7 +36,6 @@ from simdist.studies.draws import with_draws
 from simdist.studies.published_errors import (
     Doubt,
     collective_doubt,
-    generation,
     kinds_of_step,
     link_class,
     of_published_rows,
@@ -129,7 +128,7 @@ def of_training(row_: published.Training) -> Line:
     built = predict.built_of(scenario)
     times = predict.simulated(scenario, built)
     linear_s, ring_s = predict.training_formulas_s(row_)
-    hardware = generation(scenario.cluster) or ""
+    hardware = scenario.cluster.device.generation or ""
     return Line(
         row_.family,
         f"{row_.name}, {row_.n_gpus} GPUs",

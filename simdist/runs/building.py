@@ -19,6 +19,7 @@ from simdist.plan.check import check
 from simdist.proof import prove
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.disturbances import Interference
+from simdist.scenario.gpus import Generation
 from simdist.scenario.sampling import DelaySampler, sampler
 from simdist.scenario.scenario import AnyScenario, Host, Scenario, load
 from simdist.scenario.workload import Workload
@@ -71,7 +72,12 @@ class Built:
 #:     V100: NVIDIA/DeepLearningExamples, Oneflow-Inc/DLPerf, lambdal/deeplearning-benchmark, mvsjober/ml-benchmarks
 #:     (single 4.8, 5.3, 5.5, 5.0 %; mixed 19, 11, 13, 7, 11 %). A100: NVIDIA/DeepLearningExamples,
 #:     mvsjober/ml-benchmarks (single 2.7, 1.8 %; mixed 4.3, 5.6 %). H100: lambdal/deeplearning-benchmark (1.1, 1.5 %).
-_TYPICAL_LOST = {7: (0.052, 0.114), 8: (0.023, 0.05), 9: (0.011, 0.015)}
+_TYPICAL_LOST: dict[Generation, tuple[float, float]] = {
+    "volta": (0.052, 0.114),
+    "ampere": (0.023, 0.05),
+    "hopper": (0.011, 0.015),
+}
+_LOST = (0.05, 0.05)  # of other GPUs: the median of all published machines (experiments/published_rows)
 
 
 _MOST_PLANS = 16  # kept: those of all schedules of most scenarios
@@ -270,13 +276,13 @@ def lost_share(scenario: Scenario, disturbance: Interference) -> float:
 
 def _typical_lost(scenario: Scenario) -> float:
     """Return the median share that published machines of this generation and precision lose."""
-    capability = scenario.cluster.device.compute_capability
-    if capability is None:
+    generation = scenario.cluster.device.generation
+    if generation is None:
         raise ScenarioError(
             f"{scenario.name}: interference, typical: the loss depends on the generation of the GPUs: write "
             f"cluster.device.compute_capability, such as 9.0, or lost: 5% instead"
         )
-    single, mixed = _TYPICAL_LOST[min(int(capability), 9)]
+    single, mixed = _TYPICAL_LOST.get(generation, _LOST)
     return mixed if scenario.workload.precision in ("fp16", "bf16") else single
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from simdist.engines.actors import Actor
 
 _USUAL_SEEDS = 20
+_WORTHWHILE = 1.02  # a speed-up for which one changes a schedule
 _COLUMNS = (SCHEDULE, STEP_TIME, SPEEDUP, *STATE_COLUMNS, ENGINE)
 
 
@@ -178,7 +179,8 @@ class Comparison(list[Row]):
     @property
     def remarks(self) -> tuple[Remark, ...]:
         """What to know beside the table: remarks on the scenario, then on the rows."""
-        return (*remarks_of(self.scenario), *facet_remarks(self.scenario, self), *too_few_seeds(self))
+        of_rows = (*facet_remarks(self.scenario, self), *too_few_seeds(self), *unclear(self.scenario, self, self.base))
+        return (*remarks_of(self.scenario), *of_rows)
 
     def document(self) -> dict[str, object]:
         """Return the comparison as JSON has it.
@@ -437,6 +439,32 @@ def with_ranges(found: Row, measured: ScheduleTimes, baseline: ScheduleTimes) ->
     shares = own if measured is baseline else shares
     facets = found.facets.changed(RANGES, shares)
     return replace(found, step_s_range=of_step, speedup_range=of_speedup, facets=facets)
+
+
+def unclear(scenario: Scenario, rows: Sequence[Row], base: Row) -> list[Remark]:
+    """Say which schedules may be faster or slower than the baseline, if the step of a ring decides, and what tells."""
+    shares_of = {each.schedule: each.of(RANGES) for each in rows if each is not base and _is_open(each)}
+    if not any(shares_of.values()):
+        return []
+    from simdist.studies.uncertainty import RING_STEP, quantities
+
+    step = next((each for each in quantities(scenario) if each.name == RING_STEP), None)
+    undecided = [label for label, of in shares_of.items() if step and max(of, key=of.__getitem__) == step.name]
+    if step is None or not undecided:
+        return []
+    text = (
+        f"unclear whether {', '.join(undecided)} {'differs' if len(undecided) == 1 else 'differ'} from {base.schedule} "
+        f"by {100 * (_WORTHWHILE - 1):.0f} % or more: measure {step.written.measure}, which tells {step.name}"
+    )
+    return [Remark("accuracy", text, undecided[0] if len(undecided) == 1 else "")]
+
+
+def _is_open(row_: Row) -> bool:
+    """Tell whether an interval leaves open if the speed-up, or the slow-down, is worthwhile."""
+    if row_.speedup_range is None:
+        return False
+    low, high = row_.speedup_range
+    return any(low < limit < high for limit in (1 / _WORTHWHILE, _WORTHWHILE))
 
 
 def too_few_seeds(rows: Sequence[Row]) -> list[Remark]:

@@ -61,8 +61,6 @@ _MEASURE: dict[_Kind, str] = {
     "storage": "MB/s and files/s of the storage, e.g. with real.calibrate --data",
     "input": "samples/s of one machine with its data, and with data that are in memory",
 }
-_BY_NAME = {"K80": "pascal", "P100": "pascal", "V100": "volta", "T4": "volta", "A100": "ampere", "H100": "hopper"}
-_BY_NAME |= {"MI250X": "mi250x", "MI300X": "mi300x"}
 _OF_COMPUTING = ("batch", "machine", "machines", "input")
 _CALIBRATED = "real.calibrate"  # measures both links; one that its line meets has no range
 _MACHINES_OF_RINGS = 4
@@ -145,7 +143,7 @@ def doubts_of(scenario: Scenario, table: _Table | None = None) -> tuple[Doubt, .
         table: Distributions instead of those of `published_errors.json`.
     """
     cluster = scenario.cluster
-    hardware = generation(cluster)
+    hardware = cluster.device.generation
     if hardware is None or not scenario.is_of_machines:
         return ()
     return kinds_of_step(scenario, hardware, of_published_rows() if table is None else table)
@@ -210,7 +208,7 @@ def ring_step_range(scenario: Scenario) -> Range | None:
     """
     cluster = scenario.cluster
     is_known = cluster.network.ring_step_s is not None or _is_measured(cluster, "network")
-    if is_known or not scenario.is_of_machines or generation(cluster) is None:
+    if is_known or not scenario.is_of_machines or cluster.device.generation is None:
         return None
     n_taught = _MACHINES_OF_RINGS * cluster.world_size // cluster.n_domains
     sharded = [each for each in scenario.schedules if isinstance(each, ShardedSchedule)]
@@ -221,14 +219,6 @@ def ring_step_range(scenario: Scenario) -> Range | None:
     most_ranks = max(each.sharers(cluster.world_size) for each in over_many)
     measure = f"the time of an all-gather of {format_nbytes(most_nbytes)} over {most_ranks} GPUs, and over half of them"
     return Range.model_validate({"from": "0 us", "to": "80 us", "source": _RING_STEPS, "measure": measure})
-
-
-def generation(cluster: Cluster) -> str | None:
-    """Return the generation of the GPUs as rows have it; None if it is not known."""
-    capability = cluster.device.compute_capability
-    if capability is None:
-        return next((each for name, each in _BY_NAME.items() if name in cluster.device.name), None)
-    return "volta" if capability < 8 else "ampere" if capability < 9 else "hopper"
 
 
 def precision(workload: Workload) -> str:

@@ -45,7 +45,9 @@ _CHANCE = "seeds"
 
 #: Probability of a value below an interval, or above it.
 TAIL = 0.05
-_RING_STEP: Path = ("cluster", "network", "ring_step")
+
+#: Among the causes: a step of a ring between nodes that nobody measured.
+RING_STEP = "cluster.network.ring_step"
 _ROUNDING = 1e-9  # of a result
 _N_NORMAL = 101  # places of the normal distribution that stand for it
 
@@ -82,7 +84,7 @@ def quantities(scenario: Scenario) -> tuple[Quantity, ...]:
     from simdist.studies.published_errors import ring_step_range
 
     of_ring_step = ring_step_range(scenario)
-    ranges = {_RING_STEP: of_ring_step} if of_ring_step else {}
+    ranges = {parse_path(RING_STEP): of_ring_step} if of_ring_step else {}
     ranges |= {("cluster", *parse_path(text)): each for text, each in scenario.cluster.uncertain.items()}
     ranges |= {parse_path(text): each for text, each in scenario.uncertain.items()}
     found = []
