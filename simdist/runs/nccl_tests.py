@@ -351,7 +351,7 @@ def with_ring_step(tables: tuple[NcclTable, NcclTable], cluster: Cluster) -> tup
         cluster: What the tables leave open.
     """
     few, many = sorted(tables, key=lambda table: (table.nodes or 1) * (table.gpus_per_node or 1))
-    step_s = _step_s(few, many, cluster)
+    step_s = ring_step_s(few, many, cluster)
     path = "network.ring_step"
     start = _with_number(cluster, path, max(0.0, step_s))
     best = _told(few, _placed_like(few, start), "network.efficiency", row=-1, fast=1.0, slow=0.01)
@@ -362,8 +362,13 @@ def with_ring_step(tables: tuple[NcclTable, NcclTable], cluster: Cluster) -> tup
     return best, []
 
 
-def _step_s(few: NcclTable, many: NcclTable, cluster: Cluster) -> float:
-    """Return the step with which the largest buffers of both tables have one efficiency.
+def ring_step_s(few: NcclTable, many: NcclTable, cluster: Cluster) -> float:
+    """Return the step of a ring with which the largest buffers of both tables have one efficiency of the network.
+
+    Args:
+        few: Of fewer GPUs.
+        many: Of more.
+        cluster: All else.
 
     A time is t + a step_s + b / efficiency, so three simulations of each table tell its terms.
     """

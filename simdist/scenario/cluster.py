@@ -496,7 +496,7 @@ class Cluster(Settings):
 
     @property
     def has_unknown_gpus(self) -> bool:
-        """Whether it names GPUs of which nothing is known, so that no interval can contain the errors of predictions."""
+        """Whether it names GPUs of which nothing is known, so that no interval contains the errors of a prediction."""
         is_known = not self.device.name or self.device.generation is not None
         return not is_known and self.collectives.library != "gloo"
 

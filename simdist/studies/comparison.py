@@ -25,6 +25,7 @@ from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Sim
 from simdist.studies.facets import facet_columns as columns_of_facets
 from simdist.studies.measuring import TIMES_OF_DRAWS, Progress, ScheduleTimes, measure, times_of
 from simdist.studies.remarks import Remark, below_table, documents, remarks_of, with_remarks
+from simdist.studies.resampling import WORTHWHILE
 from simdist.studies.statistics import Interval, is_wide, positive_interval, ratio_interval
 from simdist.studies.tables import facets_text, table_text
 from simdist.traces.breakdown import STATES, break_down
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from simdist.engines.actors import Actor
 
 _USUAL_SEEDS = 20
-_WORTHWHILE = 1.02  # a speed-up for which one changes a schedule
 _COLUMNS = (SCHEDULE, STEP_TIME, SPEEDUP, *STATE_COLUMNS, ENGINE)
 
 
@@ -454,7 +454,7 @@ def unclear(scenario: Scenario, rows: Sequence[Row], base: Row) -> list[Remark]:
         return []
     text = (
         f"unclear whether {', '.join(undecided)} {'differs' if len(undecided) == 1 else 'differ'} from {base.schedule} "
-        f"by {100 * (_WORTHWHILE - 1):.0f} % or more: measure {step.written.measure}, which tells {step.name}"
+        f"by {100 * (WORTHWHILE - 1):.0f} % or more: measure {step.written.measure}, which tells {step.name}"
     )
     return [Remark("accuracy", text, undecided[0] if len(undecided) == 1 else "")]
 
@@ -464,7 +464,7 @@ def _is_open(row_: Row) -> bool:
     if row_.speedup_range is None:
         return False
     low, high = row_.speedup_range
-    return any(low < limit < high for limit in (1 / _WORTHWHILE, _WORTHWHILE))
+    return any(low < limit < high for limit in (1 / WORTHWHILE, WORTHWHILE))
 
 
 def too_few_seeds(rows: Sequence[Row]) -> list[Remark]:
