@@ -321,7 +321,9 @@ def test_whether_hsdp_is_faster_is_unclear_until_the_step_of_a_ring_is_known():
     low, high = found[1].speedup_range
     assert low < 1.02 < 1.2 < high
     (said,) = (str(each) for each in found.remarks if str(each).startswith("unclear"))
-    assert said.startswith("unclear whether hsdp-8 differs from fsdp by 2 % or more: measure the time of an all-gather ")
+    assert said.startswith(
+        "unclear whether hsdp-8 differs from fsdp by 2 % or more: measure the time of an all-gather "
+    )
     measured = compare(sharded(16, ", network: {ring_step: 60 us}"), baseline="fsdp", n_seeds=1)
     assert measured[1].speedup_range[0] > 1
     assert not [each for each in measured.remarks if str(each).startswith("unclear")]
