@@ -28,7 +28,7 @@ import numpy as np
 from numpy.random import Philox
 from numpy.typing import NDArray
 
-from simdist.engines.choose import Engine
+from simdist.errors import UnsupportedError
 from simdist.plan.delays import Delays, SeedDelays, delays_of
 from simdist.plan.ops import Channel
 from simdist.plan.plan import Plan
@@ -40,6 +40,7 @@ from simdist.scenario.sampling import sampler
 from simdist.settings.base import plural
 from simdist.settings.units import format_seconds, format_share
 from simdist.studies.measuring import ScheduleTimes, measure_delays
+from simdist.studies.remarks import Remark
 
 _N_PILOTS = 24
 _N_SLOW_PILOTS = 3  # of runs by events, which take far longer
@@ -175,11 +176,9 @@ def corrected(scenario: Scenario, built: Built, measured: ScheduleTimes) -> Sche
 
 def _corrected_by(known: KnownDelays, scenario: Scenario, built: Built, measured: ScheduleTimes) -> ScheduleTimes:
     """Correct the times by one disturbance."""
-    n_pilots = _n_pilots(scenario, measured.engine)
     extra_s = long_delay_s(known.disturbance, known.n_expected)
-    pilots = _pilots(scenario, built.plan, known, n_pilots, extra_s)
-    engine: Engine = "des" if measured.engine == "des" else "auto"
-    piloted = measure_delays(scenario, replace(built, actors=()), pilots, engine=engine)
+    piloted = _piloted(scenario, replace(built, actors=()), known, extra_s)
+    n_pilots = len(piloted.step_s) // 2
 
     def cost(of_pilots: NDArray[np.float64]) -> float:
         """Return step seconds for each second of delay."""
@@ -201,10 +200,16 @@ def _corrected_by(known: KnownDelays, scenario: Scenario, built: Built, measured
     )
 
 
-def _n_pilots(scenario: Scenario, engine: str) -> int:
+def _piloted(scenario: Scenario, built: Built, known: KnownDelays, extra_s: float) -> ScheduleTimes:
+    """Return the times of pilot runs, then of the same with one delay more; as many with every engine."""
     n_values = scenario.steps * scenario.workload.micro_batches * scenario.cluster.world_size
-    wanted = _N_SLOW_PILOTS if engine == "des" else _N_PILOTS
-    return max(1, min(wanted, _MOST_VALUES // (2 * n_values)))
+    most = max(1, _MOST_VALUES // (2 * n_values))
+    try:
+        pilots = _pilots(scenario, built.plan, known, min(_N_PILOTS, most), extra_s)
+        return measure_delays(scenario, built, pilots, engine="fast")
+    except UnsupportedError:
+        pilots = _pilots(scenario, built.plan, known, min(_N_SLOW_PILOTS, most), extra_s)
+        return measure_delays(scenario, built, pilots)
 
 
 def _pilots(scenario: Scenario, plan: Plan, known: KnownDelays, n: int, extra_s: float) -> SeedDelays:
@@ -234,7 +239,7 @@ def _unseen_s(scenario: Scenario, channels: set[Channel], n_seeds: int) -> float
     return total_s / scenario.steps
 
 
-def chance_remarks(scenario: Scenario, measured: Sequence[ScheduleTimes]) -> list[str]:
+def chance_remarks(scenario: Scenario, measured: Sequence[ScheduleTimes]) -> list[Remark]:
     """Say what runs do not show by chance: delays that are rarer than runs, tails without a variance, equal runs.
 
     Args:
@@ -247,31 +252,33 @@ def chance_remarks(scenario: Scenario, measured: Sequence[ScheduleTimes]) -> lis
     is_corrected = any(each.run_s is not None for each in measured)
     rare = [each for each in known_delays(scenario, n_seeds) if each.n_expected < _FEW_EXPECTED] if is_corrected else []
     found = [_of_rare(each) for each in rare]
-    found += [text for i in _acting(scenario) if (text := _of_tail(scenario, i, measured))]
+    found += [remark for i in _acting(scenario) if (remark := _of_tail(scenario, i, measured))]
     equal = [each.label for each in measured if math.isinf(each.unseen_s)]
     if equal:
-        found.append(
+        text = (
             f"no two runs of {', '.join(equal)} differ, although delays are random: they may be rarer than {n_seeds} "
             f"seeds show, so there is no interval"
         )
+        found.append(Remark("accuracy", text))
     return found
 
 
-def _of_rare(known: KnownDelays) -> str:
+def _of_rare(known: KnownDelays) -> Remark:
     n_late = int(known.n_late.sum())
     n_seeds = len(known.drawn_s)
     place = f"disturbances[{known.index}]"
     if not n_late:
-        return (
+        text = (
             f"no delay of {place} fell into these runs, {known.n_expected:.2g} expected: times are those without it, "
             f"and what one delay costs in runs of its own"
         )
+        return Remark("accuracy", text, place)
     late = f"{n_late} late {plural(n_late, 'step')} of {place} fell into {n_seeds} seeds"
     n_expected = known.expected.late_steps * n_seeds
-    return f"{late}, {n_expected:.2g} expected: times are corrected to the expected number"
+    return Remark("result", f"{late}, {n_expected:.2g} expected: times are corrected to the expected number", place)
 
 
-def _of_tail(scenario: Scenario, index: int, measured: Sequence[ScheduleTimes]) -> str | None:
+def _of_tail(scenario: Scenario, index: int, measured: Sequence[ScheduleTimes]) -> Remark | None:
     """Say what a tail without a variance means for the results."""
     one = _disturbance(scenario, index)
     share = share_of_largest(one)
@@ -286,7 +293,7 @@ def _of_tail(scenario: Scenario, index: int, measured: Sequence[ScheduleTimes]) 
             f"{format_share(share)} of it; times are corrected to the known mean of the delays"
         )
     runs = "; ".join(f"{each.label} {_middle(each.as_simulated_s)}" for each in measured)
-    return f"{known}; step time of single runs, the median and 95 of 100: {runs}"
+    return Remark("accuracy", f"{known}; step time of single runs, the median and 95 of 100: {runs}", place)
 
 
 def _middle(run_s: NDArray[np.float64]) -> str:

@@ -79,7 +79,7 @@ def test_rare_delays_count_as_often_as_they_are_expected_however_few_fell() -> N
             assert sum(row.states_s.values()) == pytest.approx(row.step_s, rel=1e-9)
             assert row.step_s_ci95 is not None
             assert row.step_s_ci95[1] - row.step_s_ci95[0] > 1e-3 * row.step_s
-    (fell,) = [each for each in compare(rare, n_seeds=3).remarks if "fell into" in each]
+    (fell,) = [each.text for each in compare(rare, n_seeds=3).remarks if "fell into" in each.text]
     assert fell.startswith("no delay of disturbances[0] fell into these runs, 0.096 expected")
 
 
@@ -124,7 +124,7 @@ def test_intervals_hold_as_often_as_they_say(disturbance, n_seeds) -> None:
 )
 def test_tails_without_a_variance_are_said_with_quantiles_of_runs(shape, said) -> None:
     rows = compare(scenario_with(f"{{kind: heavy_tail, scale: 5 ms, shape: {shape}}}"), n_seeds=5)
-    (sentence,) = [each for each in rows.remarks if said in each]
+    (sentence,) = [each.text for each in rows.remarks if said in each.text]
     assert sentence.count(" to ") >= len(rows)
     assert all(f"{row.schedule} " in sentence for row in rows)
 
@@ -133,7 +133,7 @@ def test_runs_that_do_not_differ_have_no_interval_where_chance_is_unknown() -> N
     rows = compare(scenario_with("{kind: pauses, every: [100000, 200000], delay: 1 s}"), n_seeds=3)
     assert [row.step_s_ci95 for row in rows] == [None] * 3
     assert [row.speedup_ci95 for row in rows] == [(1.0, 1.0), None, None]
-    assert any(each.startswith("no two runs of sync, local-4, local-8 differ") for each in rows.remarks)
+    assert any(each.text.startswith("no two runs of sync, local-4, local-8 differ") for each in rows.remarks)
 
 
 def test_delays_of_a_disturbance_are_counted_alone() -> None:

@@ -567,7 +567,7 @@ def test_a_measurement_is_compared_with_the_seed_of_the_sweep_that_it_repeats(co
 
 
 def test_a_simulation_that_is_another_than_that_of_the_sweep_stands_beside_it(confirmed):
-    edit_rows(confirmed, lambda _, record: record | {"step_s": [1.01 * each for each in record["step_s"]]})
+    edit_rows(confirmed, lambda _, record: record | {"run_s": [1.01 * each for each in record["run_s"]]})
     table = frame(confirmed)
     assert table.seeds.tolist() == [3, 3, 1, 1] * 1 + [3, 3, 1, 1, 1, 1]
 
