@@ -48,6 +48,7 @@ _MOST_VALUES = 2**21  # delays of all pilots: 16 MiB
 _MOST_DRAWN_AT_ONCE = 2**20
 _FIRST_PILOT = 2**40  # their seeds are counted from here
 _PLACES = 2**64 - 2  # second word of the key that places are drawn with
+_FAR_LONGER = 1000.0  # than other delays: what a tail without a variance costs is what its longest delays cost
 _RULE_OF_THREE = 3.0
 _FEW_EXPECTED = 20.0  # delays in all runs: fewer are said
 _MIDDLE = (2.5, 97.5)  # percentiles
@@ -168,36 +169,52 @@ def corrected(scenario: Scenario, built: Built, measured: ScheduleTimes) -> Sche
     known = [each for each in known if math.isfinite(each.expected.seconds)]
     found = measured
     for each in known:
-        found = _corrected_by(each, scenario, built, found)
+        found = corrected_by(each, cost_of_delay(scenario, built, each), found, n_steps=scenario.steps)
     if np.ptp(found.step_s) == 0 and not found.unseen_s:
         return replace(found, unseen_s=_unseen_s(scenario, channels, n_seeds))
     return found
 
 
-def _corrected_by(known: KnownDelays, scenario: Scenario, built: Built, measured: ScheduleTimes) -> ScheduleTimes:
-    """Correct the times by one disturbance."""
+@dataclass(frozen=True, slots=True)
+class CostOfDelay:
+    """What one delay more costs, in the mean over pilot runs.
+
+    Args:
+        step_s: Step seconds for each second of delay.
+        states_s: The same of the seconds in each state.
+        n_pilots: Pilot runs.
+    """
+
+    step_s: float
+    states_s: dict[str, float]
+    n_pilots: int
+
+
+def cost_of_delay(scenario: Scenario, built: Built, known: KnownDelays) -> CostOfDelay:
+    """Simulate what one delay more of a disturbance costs under a schedule."""
     extra_s = long_delay_s(known.disturbance, known.n_expected)
+    if share_of_largest(known.disturbance) is not None:
+        extra_s *= _FAR_LONGER
     piloted = _piloted(scenario, replace(built, actors=()), known, extra_s)
-    n_pilots = len(piloted.step_s) // 2
 
     def cost(of_pilots: NDArray[np.float64]) -> float:
-        """Return step seconds for each second of delay."""
         without, with_one = np.split(of_pilots, 2)
         return float((with_one - without).mean()) / extra_s
 
+    states_s = {state: cost(seconds) for state, seconds in piloted.states_s.items()}
+    return CostOfDelay(cost(piloted.step_s), states_s, len(piloted.step_s) // 2)
+
+
+def corrected_by(known: KnownDelays, cost: CostOfDelay, measured: ScheduleTimes, *, n_steps: int) -> ScheduleTimes:
+    """Correct the times of a schedule by one disturbance, with the same seeds."""
     surplus_s = known.drawn_s - known.expected.seconds
-    step_s = measured.step_s - cost(piloted.step_s) * surplus_s
+    step_s = measured.step_s - cost.step_s * surplus_s
     if not (np.isfinite(step_s).all() and step_s.mean() > 0):
         return measured
-    states_s = {name: its - cost(piloted.states_s[name]) * surplus_s for name, its in measured.states_s.items()}
-    unseen_s = known.unseen_s(n_pilots) / built.plan.n_steps
-    return replace(
-        measured,
-        step_s=step_s,
-        states_s=states_s,
-        run_s=measured.as_simulated_s,
-        unseen_s=math.hypot(measured.unseen_s, unseen_s),
-    )
+    states_s = {state: its - cost.states_s[state] * surplus_s for state, its in measured.states_s.items()}
+    unseen_s = math.hypot(measured.unseen_s, known.unseen_s(cost.n_pilots) / n_steps)
+    run_s = measured.as_simulated_s
+    return replace(measured, step_s=step_s, states_s=states_s, run_s=run_s, unseen_s=unseen_s)
 
 
 def _piloted(scenario: Scenario, built: Built, known: KnownDelays, extra_s: float) -> ScheduleTimes:
