@@ -32,7 +32,7 @@ _LARGEST_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedDelays:
     """The delays of one disturbance in a run, in the mean.
 
     Args:
@@ -46,7 +46,7 @@ class Expected:
     seconds: float
 
 
-def expected(disturbance: Disturbance, *, n_steps: int, n_ranks: int) -> Expected | None:
+def expected_delays(disturbance: Disturbance, *, n_steps: int, n_ranks: int) -> ExpectedDelays | None:
     """Return what a disturbance does to a run in the mean; None if that is not known.
 
     Args:
@@ -54,8 +54,8 @@ def expected(disturbance: Disturbance, *, n_steps: int, n_ranks: int) -> Expecte
         n_steps: Steps of the run.
         n_ranks: Ranks that the disturbance selects.
 
-    >>> expected(kinds.Transient(probability=0.01, delay_s=2.0), n_steps=50, n_ranks=4)
-    Expected(delays=2.0, late_steps=2.0, seconds=4.0)
+    >>> expected_delays(kinds.Transient(probability=0.01, delay_s=2.0), n_steps=50, n_ranks=4)
+    ExpectedDelays(delays=2.0, late_steps=2.0, seconds=4.0)
     """
     n = n_steps * n_ranks
     match disturbance:
@@ -69,21 +69,21 @@ def expected(disturbance: Disturbance, *, n_steps: int, n_ranks: int) -> Expecte
             above = [each for each in values if each > 0]
             return _independent(n, len(above) / len(values), math.fsum(above) / max(1, len(above)))
         case kinds.Pauses(every=(every, last), first=None, delay_s=delay_s, covered_s=(_, 0.0)) if every == last:
-            return _independent(n, 1 / every, sum(delay_s) / 2)
+            return _independent(n, 1 / every, math.fsum(delay_s) / 2)
         case kinds.Bursts(enter=enter, leave=leave, delay_s=delay_s):
             share = enter / (enter + leave)
             begun = n_ranks * (share + (n_steps - 1) * (1 - share) * enter)
-            return Expected(begun, n * share, n * share * delay_s)
+            return ExpectedDelays(begun, n * share, n * share * delay_s)
         case _:
             return None
 
 
-def _independent(n: int, probability: float, mean_s: float) -> Expected:
+def _independent(n: int, probability: float, mean_s: float) -> ExpectedDelays:
     n_late = n * probability
-    return Expected(n_late, n_late, n_late * mean_s if n_late else 0.0)
+    return ExpectedDelays(n_late, n_late, n_late * mean_s if n_late else 0.0)
 
 
-def is_rare(found: Expected, n_runs: int) -> bool:
+def is_rare(found: ExpectedDelays, n_runs: int) -> bool:
     """Tell whether a run has few delays, and so have all runs together unless a run seldom has two."""
     few_in_all = found.delays < _SELDOM_TWO or found.delays * n_runs < _FEW_IN_ALL_RUNS
     return found.delays < _FEW_IN_A_RUN and few_in_all
@@ -107,7 +107,7 @@ def long_delay_s(disturbance: Disturbance, n_delays: float) -> float:
         case kinds.Transient(delay_s=delay_s) | kinds.Bursts(delay_s=delay_s):
             return delay_s
         case kinds.Pauses(delay_s=delay_s):
-            return sum(delay_s) / 2
+            return math.fsum(delay_s) / 2
         case kinds.HeavyTail(scale_s=scale_s, shape=shape):
             return float(scale_s * share ** (-1 / shape))
         case kinds.Jitter(median_s=median_s, sigma=sigma):

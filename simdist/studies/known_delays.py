@@ -35,7 +35,14 @@ from simdist.plan.plan import Plan
 from simdist.runs.building import Built, delay_sampler
 from simdist.scenario import Scenario
 from simdist.scenario.disturbances import Disturbance
-from simdist.scenario.expectations import Expected, expected, is_heavy, is_rare, long_delay_s, share_of_largest
+from simdist.scenario.expectations import (
+    ExpectedDelays,
+    expected_delays,
+    is_heavy,
+    is_rare,
+    long_delay_s,
+    share_of_largest,
+)
 from simdist.scenario.sampling import sampler
 from simdist.settings.base import plural
 from simdist.settings.units import format_seconds, format_share
@@ -68,7 +75,7 @@ class KnownDelays:
 
     index: int
     disturbance: Disturbance
-    expected: Expected
+    expected: ExpectedDelays
     drawn_s: NDArray[np.float64]
     n_late: NDArray[np.int64]
 
@@ -110,14 +117,15 @@ def _disturbance(scenario: Scenario, index: int) -> Disturbance:
     return found
 
 
-def _expected(scenario: Scenario, index: int) -> Expected | None:
+def _expected(scenario: Scenario, index: int) -> ExpectedDelays | None:
     one = _disturbance(scenario, index)
     ranks = one.selected(scenario.cluster.world_size, scenario.cluster.gpus_per_node)
-    return expected(one, n_steps=scenario.steps, n_ranks=len(ranks))
+    return expected_delays(one, n_steps=scenario.steps, n_ranks=len(ranks))
 
 
 def _drawn(scenario: Scenario, index: int, n_seeds: int) -> KnownDelays:
-    one, found = _disturbance(scenario, index), _expected(scenario, index)
+    one = _disturbance(scenario, index)
+    found = _expected(scenario, index)
     assert found is not None, "is special"
     cluster = scenario.cluster
     shape = (scenario.steps, cluster.world_size, cluster.gpus_per_node, scenario.workload.micro_batches)
@@ -141,7 +149,8 @@ def _totals(
         compute_s=nothing_s,
         micro_batches=micro_batches,
     )
-    seconds, n_late = np.zeros(len(seeds)), np.zeros(len(seeds), dtype=np.int64)
+    seconds = np.zeros(len(seeds))
+    n_late = np.zeros(len(seeds), dtype=np.int64)
     at_once = max(1, _MOST_DRAWN_AT_ONCE // (len(seeds) * world_size * micro_batches))
     for first in range(0, n_steps, at_once):
         (found,) = drawn.take(min(at_once, n_steps - first)).values()

@@ -6,7 +6,7 @@ import pytest
 from simdist import scenario
 from simdist.runs.building import build
 from simdist.scenario.disturbances import Bursts, Drawn, HeavyTail, Jitter, Pauses, Transient
-from simdist.scenario.expectations import expected, long_delay_s, share_of_largest
+from simdist.scenario.expectations import expected_delays, long_delay_s, share_of_largest
 from simdist.scenario.sampling import sampler
 from simdist.studies.comparison import compare
 from simdist.studies.known_delays import corrected, known_delays
@@ -48,7 +48,7 @@ def test_what_is_expected_is_the_mean_of_many_runs(disturbance, bound) -> None:
     (seconds,) = drawn.take(n_steps).values()
     late = seconds > 0
     begun = late.sum(axis=(1, 2)) if not isinstance(disturbance, Bursts) else _onsets(late)
-    found = expected(disturbance, n_steps=n_steps, n_ranks=n_ranks)
+    found = expected_delays(disturbance, n_steps=n_steps, n_ranks=n_ranks)
     assert found is not None
     assert found.seconds == pytest.approx(seconds.sum(axis=(1, 2)).mean(), rel=bound)
     assert found.late_steps == pytest.approx(late.sum(axis=(1, 2)).mean(), rel=bound)
