@@ -5,8 +5,9 @@ With w[s, r] the own work of rank r in step s (`real.watching.work`):
 * *Lateness* is w[s, r] less the median of the other ranks in the same step.
 * A rank is *persistently* late if the lower median of its lateness over the window is above what noise alone does,
   above 3 % of a step, and above 3 times the spread between the other ranks.
-* A rank is *transiently* late in a step if its lateness in excess of its usual one, and its excess over its own median,
-  are above what noise alone does, and above 5 % of a step. The noise is that of this window and of some before it.
+* A rank is *transiently* late in a step if both its lateness and its excess over its own median are above what noise
+  alone does, and above 5 % of a step. Of the lateness counts what exceeds the usual one where the rank is persistently
+  late or usually early. The noise is that of this window and of some before it.
 * The *lost* time of a step is w[s, last] less that of the rank before the last. It is lost to the last rank: that rank
   alone, no later than the next, would save it.
 
@@ -276,7 +277,7 @@ def _persistent(work_s: _Floats, late_s: _Floats, step_s: float) -> NDArray[np.b
 
 
 def _more_s(work_s: _Floats, late_s: _Floats, persistent: NDArray[np.bool_]) -> _Floats:
-    """Return the lateness in excess of the usual one, `[n_steps, n_ranks]`.
+    """Return the lateness that may be transient, `[n_steps, n_ranks]`.
 
     A rank does not become late because the others are early in a step.
     """
