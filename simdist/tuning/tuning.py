@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist.engines.run import rare_collections
 from simdist.errors import ScenarioError
 from simdist.runs.building import Built, in_steps
 from simdist.runs.memory import not_counted
@@ -77,6 +78,7 @@ class TuneOptions:
         return None if n_candidates <= (self.evaluations or _MOST_EXHAUSTIVE) else self.evaluations or _EVALUATIONS
 
 
+@rare_collections()
 def simulate_candidates(
     scenario: Scenario, wanted: TuneOptions, *, skips: bool = True, progress: Progress | None = None
 ) -> Searched:
@@ -216,6 +218,7 @@ def _check_global_every(scenario: Scenario, global_every: int) -> None:
         )
 
 
+@rare_collections()
 def tune(scenario: AnyScenario, wanted: TuneOptions | None = None, *, progress: Progress | None = None) -> Tuned:
     """Find the fastest schedule that keeps to the constraints.
 
