@@ -683,7 +683,7 @@ def test_value_from_python_that_no_file_has_is_refused(vary, message):
 
 
 def test_rows_over_an_array_have_the_same_keys_in_another_process(tmp_path: Path) -> None:
-    late = np.eye(12, 4) / 10
+    late = np.eye(50, 4) / 10
     texts = []
     for table in (late, late, 2 * late):
         recordings._folder.cache_clear()  # as in a new process, arrays are in another folder
