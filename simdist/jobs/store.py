@@ -155,11 +155,11 @@ class Store:
             self._remarks.arrange(of_points)
 
 
-def read_remarks(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the remarks on points of a sweep, by the key of the point; damaged lines are left out."""
+def read_remarks(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the records of remarks on points of a sweep, by the key of the point; damaged lines are left out."""
     path = folder / REMARKS
     records = read_jsonl(path, []) if path.exists() else ()
-    return {str(record["key"]): record["remarks"] for record in records if {"key", "remarks"} <= record.keys()}
+    return {str(record["key"]): record for record in records if {"key", "remarks"} <= record.keys()}
 
 
 def damaged_text(folder: Path, damaged: Sequence[int]) -> str:

@@ -34,6 +34,7 @@ from simdist.errors import RunError, ScenarioError, SimdistError
 from simdist.jobs.store import Store, read_remarks
 from simdist.jobs.workers import GUARD, LocalPool, Workers
 from simdist.machine import n_cores
+from simdist.studies.known_delays import Chances
 from simdist.studies.remarks import Remark, documents
 from simdist.studies.uncertainty import quantities
 from simdist.sweeps.definition import Point, RowKey, Sweep
@@ -219,7 +220,9 @@ class _Driver:
             for future in self._underway:
                 future.cancel()
         self._store.arrange(design.keys, design.of_points)
-        of_points = ((number, self._remarks.get(key, ())) for number, key in enumerate(design.of_points))
+        of_points = (
+            (number, self._remarks.get(key, {}).get("remarks", ())) for number, key in enumerate(design.of_points)
+        )
         return Swept(
             self._sweep.name,
             self._store.folder,
@@ -347,7 +350,7 @@ class _Driver:
         self._save(records)
         if remarks:
             self._store.append_remarks(remarks)
-            self._remarks.update((each["key"], each["remarks"]) for each in map(json.loads, remarks))
+            self._remarks.update((each["key"], each) for each in map(json.loads, remarks))
         self._report()
         for future in self._underway:
             if future not in self._late and self._give_up_s(future) <= time.monotonic():
@@ -375,7 +378,7 @@ class _Driver:
             self._late.discard(future)
         if sent.is_alone:
             failed = (measurement_record(row.key, failure("RunError", why)) for task in sent.tasks for row in task.rows)
-            remarks = (remarks_record(task.remarked, ()) for task in sent.tasks if task.remarked)
+            remarks = (remarks_record(task.remarked, (), Chances()) for task in sent.tasks if task.remarked)
             return FinishedBatch(tuple(failed), 0.0, tuple(remarks))
         for task in sent.tasks:
             self._alone.extend(Task(task.point, task.tree, (row,)) for row in task.rows)

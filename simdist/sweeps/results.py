@@ -19,6 +19,7 @@ from simdist.files import lines_of, open_regular, read_jsonl, replacing
 from simdist.jobs.store import DESIGN, ROWS, damaged_text, read_remarks
 from simdist.runs import run_directory
 from simdist.studies.facets import FacetValues
+from simdist.studies.known_delays import Chances
 from simdist.studies.measuring import ScheduleTimes
 from simdist.studies.remarks import Remark
 from simdist.sweeps.fields import Choice
@@ -187,8 +188,8 @@ def read_sweep(folder: Path, *, baseline: str | None = None) -> Table:
         found = compared(list(_results(design, records, header, folder)), wanted)
         n_lonely += any(each.row and not each.has_baseline for each in found)
         results += found
-        of_inputs = stored.get(key_of_point([each.key for each in design]), [])
-        of_points.append((point, [*of_inputs, *remarks_on_results(found)]))
+        its = stored.get(key_of_point([each.key for each in design]), {})
+        of_points.append((point, [*its.get("remarks", ()), *remarks_on_results(found, Chances.restored(its))]))
     if n_points != header.n_points:
         raise _damaged(folder / DESIGN)
     n_missing = n_lines - len(results)

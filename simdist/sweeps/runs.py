@@ -25,6 +25,7 @@ from simdist.studies import facets
 from simdist.studies.comparison import default_baseline
 from simdist.studies.epochs import find_epochs
 from simdist.studies.facets import Simulated
+from simdist.studies.known_delays import Chances
 from simdist.studies.measuring import ScheduleTimes, times_of
 from simdist.studies.remarks import Remark, remarks_of
 from simdist.sweeps.definition import Point, Sweep
@@ -215,7 +216,7 @@ def read_run_table(folder: Path, paths: Iterable[Path], *, baseline: str | None 
     by_group: dict[object, list[ResultRow]] = {}
     for each in results:
         by_group.setdefault(each.group, []).append(each)
-    of_points += [(same[0].point, remarks_on_results(same)) for same in by_group.values()]
+    of_points += [(same[0].point, remarks_on_results(same, Chances())) for same in by_group.values()]
     remarks = [*collected(of_points)]
     if n_lonely:
         remarks.append(lonely(n_lonely, baseline))

@@ -13,6 +13,7 @@ from simdist.scenario import strict_yaml
 from simdist.settings.base import plural
 from simdist.studies import facets
 from simdist.studies.comparison import Row, find_label, row, too_few_seeds
+from simdist.studies.known_delays import Chances, chance_remarks
 from simdist.studies.measuring import ScheduleTimes
 from simdist.studies.remarks import Remark, of_table, with_remarks
 from simdist.studies.statistics import Interval
@@ -177,10 +178,13 @@ def collected(of_points: Iterable[tuple[int | str, Iterable[Mapping[str, Any] | 
     )
 
 
-def remarks_on_results(results: Sequence[ResultRow]) -> list[Remark]:
+def remarks_on_results(results: Sequence[ResultRow], chances: Chances) -> list[Remark]:
     """Return the remarks on the results of the schedules of one point."""
     rows = [each.row for each in results if each.row]
-    return [*facets.facet_remarks(None, rows), *(too_few_seeds(rows) if rows else [])]
+    measured = [each.measured for each in results if each.row and each.measured]
+    if not rows:
+        return []
+    return [*facets.facet_remarks(None, rows), *chance_remarks(chances, measured), *too_few_seeds(rows)]
 
 
 def joined(tables: Sequence[Table]) -> Table:

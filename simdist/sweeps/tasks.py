@@ -27,7 +27,7 @@ from simdist.scenario import Scenario
 from simdist.scenario.strict_yaml import path_text
 from simdist.settings.base import FromFile
 from simdist.studies import facets
-from simdist.studies.known_delays import corrected
+from simdist.studies.known_delays import Chances, chances_of, corrected
 from simdist.studies.measuring import ScheduleTimes, measure
 from simdist.studies.remarks import Remark, documents, remarks_of
 from simdist.sweeps.definition import RowKey
@@ -117,7 +117,7 @@ def evaluate(batch: TaskBatch) -> FinishedBatch:
     for task in batch.tasks:
         scenario = _read(task.tree, batch)
         records += _records(task, scenario, batch)
-        remarks += [remarks_record(task.remarked, _remarks(scenario, batch))] if task.remarked else []
+        remarks += [remarks_record(task.remarked, *_remarks(scenario, batch))] if task.remarked else []
     _check_files(batch)  # what was edited meanwhile is in the records
     return FinishedBatch(tuple(records), time.perf_counter() - began_s, tuple(remarks))
 
@@ -132,15 +132,15 @@ def _check_files(batch: TaskBatch) -> None:
             )
 
 
-def _remarks(scenario: Scenario | None, batch: TaskBatch) -> tuple[Remark, ...]:
+def _remarks(scenario: Scenario | None, batch: TaskBatch) -> tuple[tuple[Remark, ...], Chances]:
     """Return the remarks on the scenario of a point; none on one that is wrong, which its rows tell."""
     if scenario is None:
-        return ()
+        return (), Chances()
     try:
         with _limited(batch.time_limit_s):
-            return remarks_of(scenario)
+            return remarks_of(scenario), chances_of(scenario, batch.n_seeds)
     except Exception:  # rows tell it
-        return ()
+        return (), Chances()
 
 
 def _records(task: Task, scenario: Scenario | None, batch: TaskBatch) -> Iterator[Record]:
@@ -212,15 +212,17 @@ def measurement_record(key: str, found: dict[str, object]) -> Record:
     return Record(json.dumps({"key": key, **found}, allow_nan=False).encode(), "failed" in found)
 
 
-def remarks_record(key: str, remarks: Iterable[Remark]) -> bytes:
+def remarks_record(key: str, remarks: Iterable[Remark], chances: Chances) -> bytes:
     """Return the remarks on the scenario of a point as they are stored.
 
     Columns:
         key (str): Hash of the keys of its rows.
         remarks (list): "A remark".
+        rare, tails (list): "A remark", on delays that are rarer than runs where times are corrected for them, and on
+            tails without a variance.
         crc32 (int): As of rows.
     """
-    return json.dumps({"key": key, "remarks": documents(remarks)}).encode()
+    return json.dumps({"key": key, "remarks": documents(remarks), **chances.document()}).encode()
 
 
 def failure(kind: str, message: str) -> dict[str, object]:

@@ -52,6 +52,11 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "fabric": ({"cluster.fabric": {"latency": "5 us", "bandwidth": "1 Gbit/s"}}, "cluster.fabric.bandwidth is"),
     "unit of time": ({"workload.forward": "30 s"}, "workload.forward of 30 s does not fit its FLOPs"),
     "few seeds": ({"disturbances": [RARE]}, "2 seeds are too few to know the times of"),
+    "rare": ({"disturbances": [RARE | {"probability": "0.001%"}]}, "no delay of disturbances[0] fell into these runs"),
+    "heavy": (
+        {"disturbances": [{"kind": "heavy_tail", "shape": 1.5, "scale": "10 ms"}]},
+        "the delays of disturbances[0] have no variance",
+    ),
     "never delays": ({"disturbances": [RARE | {"delay": "0 s"}]}, "disturbances[0] has no effect: it never delays"),
     "on io": ({"disturbances": [RARE | {"on": "io"}]}, "disturbances[0] has no effect: it is on io"),
     "backup": ({"schedules": ["sync", "backup-1"]}, "backup-1 uses the gradients of 75.0 % of the batches"),
