@@ -126,8 +126,8 @@ def _is_like(one: Published, other: Published) -> bool:
 
 
 def steps_table() -> Iterator[str]:
-    """Yield the rows of the site without and with the measured step of a ring."""
-    yield f"| model | GPUs | batch | sharding | measured | open: error | held | {ring_step()}: error | held |"
+    """Yield the rows of the site: errors of the rate, and intervals. The step is open, and then it is measured."""
+    yield "| model | GPUs | batch | sharding | measured | open | held | error | inside |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for one, other in zip(lines(SITE), lines(SITE, ring_step()), strict=True):
         row = one.row
