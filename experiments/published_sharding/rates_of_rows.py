@@ -150,12 +150,9 @@ class Published:
         workload["transformer"] = {**(other or {}), "sequence": self.sequence}
         if self.model.startswith(("mpt", "gpt3")):
             workload["transformer"]["positions"] = self.sequence
-        workload |= {"batch_size": self.batch_size, "utilization": utilization}
-        workload |= family.get("workload", {})
+        workload |= {"batch_size": self.batch_size, "utilization": utilization, "recompute": self.recompute}
         if self.micro_batches > 1:
             workload["micro_batches"] = self.micro_batches
-        if self.recompute:
-            workload["recompute"] = self.recompute
         schedule = {"kind": "fsdp", **family["schedule"]}
         if self.sharding in SHARING:
             schedule["shared_update"] = SHARING[self.sharding]
