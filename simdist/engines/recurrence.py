@@ -291,6 +291,7 @@ class Recurrence:
         self._observer = observer
         self._table = table
         self._zero = np.zeros((n_ranks or plan.world_size, n))
+        self._only_ends = durations is None and observer is not None and observer.only_ends
         self._packs = table is None and durations is None and self._zero.size >= _LARGE
         sharing = (meeting.sharing for _, meeting in self._prices.values() if meeting is not None)
         self._sharing = next((each for each in sharing if each is not None), None)
@@ -436,14 +437,19 @@ class Recurrence:
         maximum: Callable[..., Times] = _maximum if self._packs else np.maximum
         add: Callable[..., Times] = _add if self._packs else np.add
         tell = self._tell
+        only_ends = self._only_ends
         durations = self._durations
         feed = self._feed
         outs = repeat(None, len(program)) if self._table is None else self._table[index : index + len(program)]
         for at, (instruction, out) in enumerate(zip(program, outs, strict=True), index):
             template, first, others, seconds, meeting, freed = instruction
             ready = rows[first]
-            for other in others:
-                ready = maximum(ready, rows[other])
+            also: Iterable[Times] = ()
+            if only_ends and meeting is not None and not meeting.segments:
+                also = [rows[other] for other in others]
+            else:
+                for other in others:
+                    ready = maximum(ready, rows[other])
             if durations is not None:
                 ready, seconds = _given(durations, at, template, ready)
             start = ready
@@ -452,7 +458,7 @@ class Recurrence:
                 if out is not None:
                     out[...] = end
             elif meeting is not None:
-                start, end = self._meet(meeting, seconds, ready, out, at, step + template.step)
+                start, end = self._meet(meeting, seconds, ready, also, out, at, step + template.step)
             elif feed is not None and isinstance(template.op, Delay):
                 delay_s = feed.delay(template.op, step + template.step, self._kept[0].step)
                 end = add(ready, delay_s if seconds is None else delay_s * seconds, out)
@@ -471,6 +477,8 @@ class Recurrence:
                     out[...] = end
             rows.append(end)
             if tell is not None:
+                if only_ends:
+                    ready = start = end
                 tell(at, template, ready, start, end)
             if freed and self._sharing is None:
                 for row in freed:
@@ -508,14 +516,32 @@ class Recurrence:
         return end
 
     def _meet(
-        self, meeting: GroupMeeting, seconds: _Seconds, ready: Times, out: Times | None, index: int, step: int
+        self,
+        meeting: GroupMeeting,
+        seconds: _Seconds,
+        ready: Times,
+        also: Iterable[Times],
+        out: Times | None,
+        index: int,
+        step: int,
     ) -> tuple[Times, Times]:
         """Start each group with its last member; return starts (unless only ends are kept) and ends.
+
+        Args:
+            meeting: The operation.
+            seconds: Its seconds.
+            ready: When the members are ready, `[world_size, n]` or packed.
+            also: They are not ready before these times, either. Maxima of groups are less work than those of members.
+            out: Receives the ends, if they are kept in a table.
+            index: Of the instance.
+            step: Its step.
 
         Raises:
             _GoBackError: An instance before this one has another end now.
         """
         starts = meeting.last_of_groups(ready)
+        for each in also:
+            starts = np.maximum(starts, meeting.last_of_groups(each))
         if self._durations is not None:
             start = meeting.of_ranks(starts)
             return start, start if seconds is None else start + seconds
@@ -627,7 +653,7 @@ def _added(price: Price) -> tuple[_Seconds, GroupMeeting | None]:
 class _DelayFeed:
     """Takes delays from their source in chunks that stay small for any number of ranks and seeds."""
 
-    _CHUNK_VALUES = 4_000_000
+    _CHUNK_VALUES = 1_000_000  # 8 MB
 
     def __init__(self, source: DelaySource, n_steps: int) -> None:
         self._source = source

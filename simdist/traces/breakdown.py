@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +58,12 @@ class Collector(Protocol):
     """Receives the times of each instance, in program order, each `[world_size, n_seeds]` or packed.
 
     Packed times `[n, n_seeds]` are those of n blocks of ranks, which follow one another and are alike: see `unpacked`.
+
+    Attributes:
+        only_ends: Whether it needs no other times. It then gets the ends in their place, which is less work.
     """
+
+    only_ends: ClassVar[bool]
 
     def add(self, index: int, template: Template, ready_s: _Times, start_s: _Times, end_s: _Times) -> None:
         """Take the times of instance `index`."""
@@ -360,6 +365,8 @@ class Attribution:
     `on_time` promises that an operation that waits only for its stream starts when its predecessor ends, as in a
     simulation. On real hardware it may start later. `held` names links that held instances up.
     """
+
+    only_ends: ClassVar[bool] = False
 
     def __init__(self, world_size: int, n_seeds: int, *, on_time: bool = True, held: HeldUp | None = None) -> None:
         self._on_time = on_time
