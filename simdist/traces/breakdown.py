@@ -391,7 +391,7 @@ class Attribution:
         if kind == "comm" and lane.name != COMM.name and not now.has_several:
             now.begin_several(n_ranks)
         now.last_end_s[lane.name] = end_s
-        is_packed = len(end_s) != n_ranks or len(start_s) != n_ranks or len(ready_s) != n_ranks
+        is_packed = n_ranks > 1 and not len(end_s) == len(start_s) == len(ready_s) == n_ranks
         if is_packed and (kind != "comm" or now.has_several or self._batch or self._held):
             ready_s, start_s, end_s = (unpacked(each, n_ranks) for each in (ready_s, start_s, end_s))
         if kind == "compute":
