@@ -291,7 +291,6 @@ class Recurrence:
         self._observer = observer
         self._table = table
         self._zero = np.zeros((n_ranks or plan.world_size, n))
-        self._only_ends = durations is None and observer is not None and observer.only_ends
         self._packs = table is None and durations is None and self._zero.size >= _LARGE
         sharing = (meeting.sharing for _, meeting in self._prices.values() if meeting is not None)
         self._sharing = next((each for each in sharing if each is not None), None)
@@ -437,17 +436,18 @@ class Recurrence:
         maximum: Callable[..., Times] = _maximum if self._packs else np.maximum
         add: Callable[..., Times] = _add if self._packs else np.add
         tell = self._tell
-        only_ends = self._only_ends
+        lasts = _LastsOfGroups() if self._packs else None
+        only_ends = self._observer is not None and self._observer.only_ends
         durations = self._durations
         feed = self._feed
         outs = repeat(None, len(program)) if self._table is None else self._table[index : index + len(program)]
         for at, (instruction, out) in enumerate(zip(program, outs, strict=True), index):
             template, first, others, seconds, meeting, freed = instruction
             ready = rows[first]
-            also: Iterable[Times] = ()
-            if only_ends and meeting is not None and not meeting.segments:
-                also = [rows[other] for other in others]
-            else:
+            starts: Times | None = None
+            if lasts is not None and meeting is not None and not meeting.segments:
+                starts = reduce(np.maximum, [lasts.of(meeting, rows[row]) for row in (first, *others)])
+            if starts is None or not only_ends:
                 for other in others:
                     ready = maximum(ready, rows[other])
             if durations is not None:
@@ -455,30 +455,26 @@ class Recurrence:
             start = ready
             if meeting is not None and meeting.first_come is not None:
                 end = self._take_first(meeting, meeting.first_come, program, rows, index, step, at - index)
-                if out is not None:
-                    out[...] = end
             elif meeting is not None:
-                start, end = self._meet(meeting, seconds, ready, also, out, at, step + template.step)
+                start, end = self._meet(meeting, seconds, ready, starts, out, at, step + template.step)
             elif feed is not None and isinstance(template.op, Delay):
                 delay_s = feed.delay(template.op, step + template.step, self._kept[0].step)
                 end = add(ready, delay_s if seconds is None else delay_s * seconds, out)
             elif seconds is not None:
                 end = add(ready, seconds, out)
+                if lasts is not None:
+                    lasts.follow(ready, seconds, end)
             elif isinstance(template.op, Tick):
                 written = reduce(maximum, (rows[other] for other in others), self._zero)
                 end = _until_tick(unpacked(ready, len(written)), tick_s(written, template.op.period_s), out)
             else:
                 end = ready
-                if out is not None:
-                    out[...] = ready
             if outside is not None and is_passed_over(template.op, _BY_TIME):
                 end = np.where(outside, ready, end)
-                if out is not None:
-                    out[...] = end
+            if out is not None and end is not out:
+                out[...] = end
             rows.append(end)
             if tell is not None:
-                if only_ends:
-                    ready = start = end
                 tell(at, template, ready, start, end)
             if freed and self._sharing is None:
                 for row in freed:
@@ -520,7 +516,7 @@ class Recurrence:
         meeting: GroupMeeting,
         seconds: _Seconds,
         ready: Times,
-        also: Iterable[Times],
+        starts: Times | None,
         out: Times | None,
         index: int,
         step: int,
@@ -531,7 +527,7 @@ class Recurrence:
             meeting: The operation.
             seconds: Its seconds.
             ready: When the members are ready, `[world_size, n]` or packed.
-            also: They are not ready before these times, either. Maxima of groups are less work than those of members.
+            starts: When the last member of each group is ready, if that is known: `ready` may then be too early.
             out: Receives the ends, if they are kept in a table.
             index: Of the instance.
             step: Its step.
@@ -539,9 +535,8 @@ class Recurrence:
         Raises:
             _GoBackError: An instance before this one has another end now.
         """
-        starts = meeting.last_of_groups(ready)
-        for each in also:
-            starts = np.maximum(starts, meeting.last_of_groups(each))
+        if starts is None:
+            starts = meeting.last_of_groups(ready)
         if self._durations is not None:
             start = meeting.of_ranks(starts)
             return start, start if seconds is None else start + seconds
@@ -563,6 +558,37 @@ class Recurrence:
             return meeting.of_ranks(starts), meeting.of_ranks(ends)
         out.reshape(meeting.shape)[...] = ends
         return ready, out
+
+
+class _LastsOfGroups:
+    """When the last members of groups are ready, for a row of times and for rows that add the same seconds to all.
+
+    The last member stays the last, also after rounding. So a maximum is found once for a chain of operations.
+    """
+
+    __slots__ = ("_lasts", "_row")
+
+    def __init__(self) -> None:
+        self._row = _FREED
+        self._lasts: dict[tuple[int, int, int, int], Times] = {}  # by the shape of the groups
+
+    def of(self, meeting: GroupMeeting, row: Times) -> Times:
+        """Return what `GroupMeeting.last_of_groups` does."""
+        if row is self._row and meeting.shape in self._lasts:
+            return self._lasts[meeting.shape]
+        found = meeting.last_of_groups(row)
+        if found.size < row.size:  # else it is no work
+            if row is not self._row:
+                self._row = row
+                self._lasts = {}
+            self._lasts[meeting.shape] = found
+        return found
+
+    def follow(self, row: Times, seconds: Times, end: Times) -> None:
+        """Go on to a row that has come from another by adding seconds."""
+        if row is self._row and (seconds.ndim == 0 or len(seconds) == 1):
+            self._row = end
+            self._lasts = {shape: last + seconds for shape, last in self._lasts.items()}
 
 
 def _last(of_members: Times, size: int) -> Times:

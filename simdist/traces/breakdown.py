@@ -60,7 +60,7 @@ class Collector(Protocol):
     Packed times `[n, n_seeds]` are those of n blocks of ranks, which follow one another and are alike: see `unpacked`.
 
     Attributes:
-        only_ends: Whether it needs no other times. It then gets the ends in their place, which is less work.
+        only_ends: Whether it needs no other times. They may then be too early, which is less work.
     """
 
     only_ends: ClassVar[bool]
