@@ -24,6 +24,7 @@ from simdist.settings.units import format_nbytes, format_seconds
 from simdist.studies import measuring
 from simdist.studies.comparison import find_baseline, find_label
 from simdist.studies.draws import with_draws
+from simdist.studies.known_delays import corrected
 from simdist.studies.measuring import ScheduleTimes
 from simdist.studies.resampling import longest_period, runs_of
 from simdist.tuning.answer import Searched, Tuned
@@ -254,7 +255,7 @@ def tune(scenario: AnyScenario, wanted: TuneOptions | None = None, *, progress: 
 
 def _simulated(wanted: TuneOptions, scenario: Scenario, built: Built, n_seeds: int) -> ScheduleTimes:
     found = measuring.measure(scenario, built, n_seeds=n_seeds)
-    found = with_draws(scenario, built, found, quiet=True)
+    found = corrected(scenario, built, with_draws(scenario, built, found, quiet=True))
     return found if wanted.per == "step" else found.divided(scenario.workload.micro_batches)
 
 
