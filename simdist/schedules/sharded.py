@@ -8,8 +8,8 @@ import abc
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import ClassVar, Literal, TypeAlias, get_args
+from functools import cache, lru_cache
+from typing import ClassVar, Literal, Self, TypeAlias, get_args
 
 from pydantic import Field, field_validator
 
@@ -153,13 +153,17 @@ class ShardedSchedule(Schedule, abc.ABC):
             job,
             world_size=job.world_size // n_sharers,
             ranks_per_node=max(1, job.ranks_per_node // n_sharers),
-            tensor_counts=tuple(self._shards(job).slice_counts()),
+            tensor_counts=tuple(self.units_of(job).slice_counts()),
             tensor_rows=(),
             tensor_backward_s=(),
             speeds=(),
             units=(),
             has_param_buffers=True,
         )
+
+    def of_one_copy(self) -> Self:
+        """Return the same schedule without label, and without averages between copies, if it has any."""
+        return unchecked_copy(self, label="")
 
     def cycle(self, job: Job) -> range:
         """Return the first period of what copies exchange."""
@@ -185,7 +189,7 @@ class ShardedSchedule(Schedule, abc.ABC):
         n_sharers = self.sharers(job.world_size)
         if n_sharers == 1:
             return Result(Group(job.world_size), Group(1), job.micro_batches)
-        units = self._shards(job).units
+        units = self.units_of(job).units
         of_copies = self.between_copies().result(step, self.of_copies(job))
         gradients = Group(of_copies.gradients.size * n_sharers)
         averaged = of_copies.parameters.size
@@ -204,15 +208,16 @@ class ShardedSchedule(Schedule, abc.ABC):
             return unchecked_copy(Sync(), label=self.name, algorithm=self.algorithm).write(job)
         for field_name, problem in self.workload_problems(job.optimizer):
             raise PlanError(f"plan {self.name}: {field_name}: {problem}")
-        shards = self._shards(job)
+        shards = self.units_of(job)
 
         between = self.between_copies()
         of_copies = self.of_copies(job)
         averaging = between if isinstance(between, AveragingSchedule) else None
+        own_body = _bodies(self.of_one_copy(), job)
 
         @cache
         def body(begins_like: int, gradients: Group, turn: Turn | None) -> Body:
-            step = _Step(self, job, shards, begins_like, shards.replicas(gradients)).body()
+            step = own_body(begins_like, shards.replicas(gradients))
             return (*step, *shards.exchange(averaging, turn, of_copies)) if averaging and turn else step
 
         def of_step(step: int) -> Body:
@@ -230,7 +235,8 @@ class ShardedSchedule(Schedule, abc.ABC):
             self.name, world_size=job.world_size, buffers=tuple(buffers), steps=steps, dataset=job.input_path.dataset
         )
 
-    def _shards(self, job: Job) -> "_Shards":
+    def units_of(self, job: Job) -> "_Shards":
+        """Return the units of the job's model, and how ranks share them."""
         units = job.units or (ModelUnit(0, len(job.tensor_counts), is_block=False),)
         has_blocks = any(unit.is_block for unit in units)
         in_root = self.wrap == "blocks" and has_blocks
@@ -321,24 +327,19 @@ class _Shards:
         """Return the gradients with which the slice of a unit is updated."""
         return f"mean.{number}" if self.sums_up else f"reduced.{number}"
 
-    def count(self, number: int) -> int:
-        """Return the elements of a unit, each tensor padded by rows to a multiple of the ranks that share it."""
-        unit = self.units[number]
-        total = 0
-        for tensor in range(unit.first, unit.last):
-            elements = self.job.tensor_counts[tensor]
-            n_rows = self.job.tensor_rows[tensor] if self.job.tensor_rows else elements
-            rows = -(-n_rows // self.n_sharers) * self.n_sharers
-            total += rows * (elements // n_rows)
-        return total
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The elements of each unit, each tensor padded by rows to a multiple of the ranks that share it."""
+        units = tuple([each.tensors for each in self.units])
+        return _padded_counts(units, self.job.tensor_counts, self.job.tensor_rows, self.n_sharers)
 
     def buffers(self) -> tuple[Buffer, ...]:
         """Return the buffers of all units."""
-        return tuple(buffer for number in range(len(self.units)) for buffer in self._of_unit(number))
+        return tuple(buffer for number, count in enumerate(self.counts) for buffer in self._of_unit(number, count))
 
     def slice_counts(self) -> Iterable[int]:
         """Return the elements of a rank's slice of each unit."""
-        return (self.count(number) // self.n_sharers for number in range(len(self.units)))
+        return (count // self.n_sharers for count in self.counts)
 
     def of_slices(self, buffer: Buffer) -> Buffer:
         """Return a buffer of a job of copies, whose tensors are slices of units, as a buffer of this job."""
@@ -355,9 +356,8 @@ class _Shards:
             found.append(spread)
         return tuple(found)
 
-    def _of_unit(self, number: int) -> Iterable[Buffer]:
+    def _of_unit(self, number: int, whole: int) -> Iterable[Buffer]:
         tensors = self.units[number].tensors
-        whole = self.count(number)
         padding = whole - sum(self.job.tensor_counts[slice(*tensors)])
         of_slice = whole // self.n_sharers
         param = self.param_dtype
@@ -378,6 +378,42 @@ class _Shards:
             yield Buffer(f"mean.{number}", of_slice, self.job.dtype, tensors, sharded_over=group)
         if self.defers:
             yield Buffer(f"partial.{number}", of_slice, reduced, tensors, sharded_over=group)
+
+
+@lru_cache(maxsize=64)
+def _padded_counts(
+    units: tuple[tuple[int, int], ...], tensor_counts: tuple[int, ...], tensor_rows: tuple[int, ...], n_sharers: int
+) -> tuple[int, ...]:
+    """Return the elements of each unit, see `_Shards.counts`. Candidates of a search often have the same."""
+    found = []
+    for first, last in units:
+        total = 0
+        for tensor in range(first, last):
+            elements = tensor_counts[tensor]
+            n_rows = tensor_rows[tensor] if tensor_rows else elements
+            rows = -(-n_rows // n_sharers) * n_sharers
+            total += rows * (elements // n_rows)
+        found.append(total)
+    return tuple(found)
+
+
+@lru_cache(maxsize=8)
+def _bodies(schedule: ShardedSchedule, job: Job) -> Callable[[int, Group], Body]:
+    """Return a function that writes steps, each once. Candidates that differ in averages between copies share them.
+
+    Args:
+        schedule: See `ShardedSchedule.of_one_copy`.
+        job: The job.
+    """
+    shards = schedule.units_of(job)
+    known: dict[Op, Op] = {}  # micro-batches repeat operations
+
+    @cache
+    def body(begins_like: int, replicas: Group) -> Body:
+        each_op = _Step(schedule, job, shards, begins_like, replicas).body()
+        return tuple([known.setdefault(op, op) for op in each_op])
+
+    return body
 
 
 @dataclass(slots=True)

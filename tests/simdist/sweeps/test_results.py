@@ -87,7 +87,7 @@ def test_every_number_is_that_of_compare(swept):
         assert of_one[name].tolist() == [row.document()[name] for row in rows], name
     for name in ("step_s", "speedup"):
         intervals = [row.document()[f"{name}_ci95"] for row in rows]
-        assert list(zip(of_one[f"{name}_low"], of_one[f"{name}_high"], strict=True)) == intervals
+        assert list(zip(of_one[f"{name}_ci95_low"], of_one[f"{name}_ci95_high"], strict=True)) == intervals
     assert of_one.engine.tolist() == [row.engine for row in rows]
     assert of_one.seeds.tolist() == [3, 3]
 
@@ -105,13 +105,13 @@ def test_rows_stand_in_the_order_of_the_design_with_what_they_set_in_si_units(sw
 def test_columns_and_their_types(swept):
     table = frame(swept)
     assert list(table.columns) == [
-        *["point", "case", *VARIED, "source", "schedule", "kind", "step_s", "step_s_low", "step_s_high"],
-        *["speedup", "speedup_low", "speedup_high", "compute_s", "comm_s", "wait_s", "io_s", "host_s"],
+        *["point", "case", *VARIED, "source", "schedule", "kind", "step_s", "step_s_ci95_low", "step_s_ci95_high"],
+        *["speedup", "speedup_ci95_low", "speedup_ci95_high", "compute_s", "comm_s", "wait_s", "io_s", "host_s"],
         *["engine", "seeds", "failed", "error"],
     ]
     types = table.dtypes
     assert {str(types[name]) for name in ("point", "cluster.nodes", "schedules[1].period", "seeds")} == {"int64"}
-    assert {str(types[name]) for name in [*NUMBERS, VARIED[0], "step_s_low", "speedup_high"]} == {"float64"}
+    assert {str(types[name]) for name in [*NUMBERS, VARIED[0], "step_s_ci95_low", "speedup_ci95_high"]} == {"float64"}
     for name in ("case", "source", "schedule", "kind", "engine", "failed", "error"):
         assert pd.api.types.is_string_dtype(table[name]), name
     assert set(table.source) == {"simulated"}
@@ -121,15 +121,15 @@ def test_columns_and_their_types(swept):
 def test_a_sweep_without_cases_has_no_column_of_them_and_one_seed_no_intervals(tmp_path):
     table = frame(computed(tmp_path, "{scenario: small.yaml, vary: {cluster.nodes: [1, 2]}, seeds: 1}"))
     assert "case" not in table
-    assert table.step_s_low.isna().all()
-    assert table.speedup_high.isna().all()
+    assert table.step_s_ci95_low.isna().all()
+    assert table.speedup_ci95_high.isna().all()
     assert table.speedup.notna().all()
 
 
 def test_seeds_that_make_no_difference_give_intervals_of_no_width(tmp_path):
     quiet = edited(("disturbances:\n  - {kind: transient, probability: 10%, delay: 50 ms}\n", ""), text=TWO)
     table = frame(computed(tmp_path, scenario=quiet))
-    assert table.step_s_low.tolist() == table.step_s.tolist() == table.step_s_high.tolist()
+    assert table.step_s_ci95_low.tolist() == table.step_s.tolist() == table.step_s_ci95_high.tolist()
 
 
 def test_the_baseline_of_a_point_is_found_by_kind_where_its_label_varies(tmp_path):
@@ -270,7 +270,7 @@ def test_csv_has_every_number_to_the_last_bit(swept, tmp_path, capsys):
     rows = list(csv.DictReader(io.StringIO(text)))
     table = frame(swept)
     assert [row["schedule"] for row in rows] == table.schedule.tolist()
-    for name in [*NUMBERS, "step_s_low", "speedup_high", VARIED[0]]:
+    for name in [*NUMBERS, "step_s_ci95_low", "speedup_ci95_high", VARIED[0]]:
         assert [float(row[name]) for row in rows] == table[name].tolist(), name
 
 
@@ -286,7 +286,7 @@ def test_damaged_row_is_told_by_its_number_and_computed_again(tmp_path):
     (folder / ROWS).write_bytes(b"".join(lines))
     table = read_results([folder])
     assert table.n_missing == 1
-    assert any(f"{folder / ROWS}: line 3 is torn or damaged" in note for note in table.notes)
+    assert any(f"{folder / ROWS}: line 3 is torn or damaged" in each.text for each in table.remarks)
     outcome = sweeps.sweep(load(tmp_path / "study.yaml"), folder, workers=InProcess())
     assert (outcome.n_new, outcome.damaged) == (1, (3,))
     assert [json.loads(line)["key"] for line in whole.splitlines()] == [
@@ -359,7 +359,7 @@ def test_a_table_shows_values_as_they_were_written(swept, capsys):
     assert lines[2].split()[:5] == ["point", "case", "bandwidth", "nodes", "schedules[1].period"]
     assert lines[4].split()[:6] == ["0", "slow", "1", "Gbit/s", "1", "2"]
     assert len(lines) == 4 + 16 + 2
-    assert lines[-1] == "In every row: compute 60 ms; io 0 s."
+    assert lines[-1] == "In every row: compute 60 ms; io 0 s; host 5 ms."
 
 
 def test_a_long_table_shows_its_first_rows_and_how_many_more_there_are(tmp_path, capsys):
@@ -438,7 +438,7 @@ def test_runs_give_the_columns_of_a_sweep_with_both_sources(runs, swept):
     assert table["cluster.nodes"].tolist() == [1, 1, 2, 2, 2, 2]
     assert table["cluster.network.bandwidth_Bps"].tolist() == [3.125e9] * 2 + [0.125e9] * 4
     assert set(table.seeds) == {1}
-    assert table.step_s_low.isna().all()
+    assert table.step_s_ci95_low.isna().all()
 
 
 def test_numbers_of_runs_are_those_of_their_traces_and_speedups_stay_within_a_source(runs):
@@ -567,7 +567,7 @@ def test_a_measurement_is_compared_with_the_seed_of_the_sweep_that_it_repeats(co
 
 
 def test_a_simulation_that_is_another_than_that_of_the_sweep_stands_beside_it(confirmed):
-    edit_rows(confirmed, lambda _, record: record | {"step_s": [1.01 * each for each in record["step_s"]]})
+    edit_rows(confirmed, lambda _, record: record | {"run_s": [1.01 * each for each in record["run_s"]]})
     table = frame(confirmed)
     assert table.seeds.tolist() == [3, 3, 1, 1] * 1 + [3, 3, 1, 1, 1, 1]
 
