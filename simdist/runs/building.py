@@ -17,9 +17,8 @@ from simdist.errors import ScenarioError
 from simdist.plan import Channel, Dataset, Plan
 from simdist.plan.check import check
 from simdist.proof import prove
-from simdist.scenario.cluster import Cluster
+from simdist.scenario.cluster import Cluster, Generation
 from simdist.scenario.disturbances import Interference
-from simdist.scenario.gpus import Generation
 from simdist.scenario.sampling import DelaySampler, sampler
 from simdist.scenario.scenario import AnyScenario, Host, Scenario, load
 from simdist.scenario.workload import Workload

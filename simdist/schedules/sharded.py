@@ -164,7 +164,7 @@ class ShardedSchedule(Schedule, abc.ABC):
     def most_gathered_nbytes(self, job: Job) -> int:
         """Return the bytes of the largest unit, which the ranks that share a copy gather at once."""
         dtype = self.param_dtype or job.dtype
-        counts = (sum(job.tensor_counts[unit.first : unit.last]) for unit in self._shards(job).units)
+        counts = (sum(job.tensor_counts[unit.first : unit.last]) for unit in self.units_of(job).units)
         return max(counts) * ITEM_NBYTES[dtype]
 
     def of_one_copy(self) -> Self:

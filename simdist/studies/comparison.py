@@ -27,7 +27,6 @@ from simdist.studies.facets import facet_columns as columns_of_facets
 from simdist.studies.known_delays import chance_remarks, chances_of, corrected
 from simdist.studies.measuring import TIMES_OF_DRAWS, Progress, ScheduleTimes, measure, times_of
 from simdist.studies.remarks import Remark, below_table, documents, remarks_of, with_remarks
-from simdist.studies.resampling import WORTHWHILE
 from simdist.studies.statistics import NORMAL_QUANTILE, Interval, is_wide, positive_interval, ratio_interval
 from simdist.studies.tables import facets_text, table_text
 from simdist.traces.breakdown import STATES, break_down
@@ -463,11 +462,13 @@ def with_ranges(found: Row, measured: ScheduleTimes, baseline: ScheduleTimes) ->
 
 def unclear(scenario: Scenario, rows: Sequence[Row], base: Row) -> list[Remark]:
     """Say which schedules may be faster or slower than the baseline, if the step of a ring decides, and what tells."""
-    shares_of = {each.schedule: each.of(RANGES) for each in rows if each is not base and _is_open(each)}
-    if not any(shares_of.values()):
+    if not any(each.of(RANGES) for each in rows):
         return []
+    from simdist.studies.resampling import WORTHWHILE
     from simdist.studies.uncertainty import RING_STEP, quantities
 
+    others = (each for each in rows if each is not base and _holds(each.speedup_range, (1 / WORTHWHILE, WORTHWHILE)))
+    shares_of = {each.schedule: each.of(RANGES) for each in others if each.of(RANGES)}
     step = next((each for each in quantities(scenario) if each.name == RING_STEP), None)
     undecided = [label for label, of in shares_of.items() if step and max(of, key=of.__getitem__) == step.name]
     if step is None or not undecided:
@@ -479,12 +480,9 @@ def unclear(scenario: Scenario, rows: Sequence[Row], base: Row) -> list[Remark]:
     return [Remark("accuracy", text, undecided[0] if len(undecided) == 1 else "")]
 
 
-def _is_open(row_: Row) -> bool:
-    """Tell whether an interval leaves open if the speed-up, or the slow-down, is worthwhile."""
-    if row_.speedup_range is None:
-        return False
-    low, high = row_.speedup_range
-    return any(low < limit < high for limit in (1 / WORTHWHILE, WORTHWHILE))
+def _holds(interval: Interval | None, limits: Iterable[float]) -> bool:
+    """Tell whether one of some limits is inside an interval."""
+    return interval is not None and any(interval[0] < limit < interval[1] for limit in limits)
 
 
 def too_few_seeds(rows: Sequence[Row]) -> list[Remark]:

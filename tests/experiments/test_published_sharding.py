@@ -101,7 +101,7 @@ def test_one_row_of_a_site_tells_gathers_over_128_gpus_and_more_and_no_verdict_i
     counted = [(one, other or one) for one, other in steps.decided() if one.counts]
     verdicts = [other.verdict for _, other in counted]
     assert "clear, wrong" not in {each.verdict for pair in counted for each in pair}
-    assert verdicts.count("clear, right") >= 0.9 * len(verdicts)
+    assert verdicts.count("clear, right") >= 0.75 * len(verdicts)
 
 
 def test_the_step_of_a_ring_decides_on_256_gpus_and_hardly_on_16():
