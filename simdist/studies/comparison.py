@@ -7,7 +7,7 @@ differences are not noise. Intervals are 95 % confidence intervals over seeds, f
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from simdist.studies.draws import shared_delays, with_draws
 from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Simulated, ValueT, facet_remarks, told
 from simdist.studies.facets import facet_columns as columns_of_facets
 from simdist.studies.known_delays import chance_remarks, corrected
+from simdist.studies.lengths import first_steps, length_remarks, without_first
 from simdist.studies.measuring import TIMES_OF_DRAWS, Progress, ScheduleTimes, measure, times_of
 from simdist.studies.remarks import Remark, below_table, documents, remarks_of, with_remarks
 from simdist.studies.statistics import NORMAL_QUANTILE, Interval, is_wide, positive_interval, ratio_interval
@@ -175,6 +176,8 @@ class Comparison(list[Row]):
         self.baseline = baseline
         self.title = title
         self.measured = tuple(measured)
+        self.warm_up = 0
+        self.drawn: Remark | None = None  # on the number of seeds, if they were as many as it takes
 
     @property
     def base(self) -> Row:
@@ -184,7 +187,9 @@ class Comparison(list[Row]):
     @property
     def remarks(self) -> tuple[Remark, ...]:
         """What to know beside the table: remarks on the scenario, then on the rows."""
-        of_chance = (*chance_remarks(self.scenario, self.measured), *too_few_seeds(self))
+        seeds = [self.drawn] if self.drawn else too_few_seeds(self)
+        of_runs = length_remarks(self.scenario, warm_up=self.warm_up)
+        of_chance = (*of_runs, *chance_remarks(self.scenario, self.measured), *seeds)
         return (*remarks_of(self.scenario), *facet_remarks(self.scenario, self), *of_chance)
 
     def document(self) -> dict[str, object]:
@@ -209,9 +214,31 @@ class Comparison(list[Row]):
         tables = [table_text(self.title, columns, [each.cells(facets) for each in self]), *facets_text(self, self.base)]
         return "\n\n".join([*tables, *below_table(self.remarks)])
 
-    def frame(self) -> "pd.DataFrame":
-        """Return the rows as a pandas frame, see `frame`; its `attrs` have the `remarks`."""
-        return with_remarks(frame(self), self.remarks)
+    def frame(self, *, per: Literal["schedule", "seed"] = "schedule") -> "pd.DataFrame":
+        """Return the rows as a pandas frame, see `frame`; its `attrs` have the `remarks`.
+
+        Args:
+            per: `seed` returns a row for each schedule and seed instead, with its times as simulated: `schedule`,
+                `seed`, `step_s`, `speedup` and the seconds in each state.
+        """
+        return with_remarks(frame(self) if per == "schedule" else self._per_seed(), self.remarks)
+
+    def _per_seed(self) -> "pd.DataFrame":
+        from simdist.studies.columns import frame_of_records
+
+        runs = [each.as_simulated for each in self.measured]
+        base = runs[[each.label for each in runs].index(self.baseline)]
+        return frame_of_records(
+            {
+                "schedule": each.label,
+                "seed": self.scenario.seed + number,
+                "step_s": step_s,
+                "speedup": base.step_s[number] / step_s,
+                **{f"{state}_s": seconds[number] for state, seconds in each.states_s.items()},
+            }
+            for each in runs
+            for number, step_s in enumerate(each.step_s)
+        )
 
     def plot(self) -> "Figure":
         """Draw the speed-ups with their intervals, and where the step time goes."""
@@ -229,7 +256,7 @@ class Comparison(list[Row]):
         return html_of(self)
 
 
-def compare(
+def compare(  # noqa: PLR0913 (one for each option)
     scenario: AnyScenario,
     *,
     baseline: str | None = None,
@@ -239,6 +266,7 @@ def compare(
     measured: list[ScheduleTimes] | None = None,
     actors: "Sequence[Actor]" = (),
     facets: Sequence[Facet[Any]] = FACETS,
+    warm_up: int = 0,
 ) -> Comparison:
     """Return the speed-up table of a scenario, in the order of its schedules.
 
@@ -252,9 +280,11 @@ def compare(
             a call with the same list goes on with the first schedule that it lacks.
         actors: Processes of the user, see `simdist.engines.actors`; each schedule and seed starts them anew.
         facets: Optional topics, in the order of their keys.
+        warm_up: First steps that are left out of the means, see `simdist.studies.lengths`; facets are of all steps.
 
     Raises:
-        ScenarioError: There is no such baseline, or `measured` has the times of another scenario.
+        ScenarioError: There is no such baseline, `measured` has the times of another scenario, or `warm_up` does not
+            fit.
         PlanError: A schedule does not fit the cluster.
         UnsupportedError: `fast` was asked for and cannot compute a schedule exactly.
     """
@@ -272,12 +302,25 @@ def compare(
             times = measure_with_additions(
                 its, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw, facets=facets
             )
+            if warm_up:
+                times = _without_warm_up(its, built, times, warm_up)
         measured.append(replace(times, scenario=scenario))
     base = measured[scenario.schedules.index(reference)]
     rows = [row(each, base) for each in measured]
     has_ranges = any(each.of(RANGES) or each.step_s_range for each in rows)
     title = _title(scenario, reference.name, n_seeds, has_ranges=has_ranges)
-    return Comparison(rows, scenario=scenario, baseline=reference.name, title=title, measured=measured)
+    found = Comparison(rows, scenario=scenario, baseline=reference.name, title=title, measured=measured)
+    found.warm_up = warm_up
+    return found
+
+
+def _without_warm_up(scenario: Scenario, built: Built, times: ScheduleTimes, warm_up: int) -> ScheduleTimes:
+    """Return the times of a schedule without its first steps."""
+    early = first_steps(scenario, warm_up)
+    short = replace(build(early, built.schedule), actors=built.actors)
+    engine: Engine = "des" if times.engine == "des" else "auto"
+    first = corrected(early, short, measure(early, short, n_seeds=len(times.step_s), engine=engine, facets=()))
+    return without_first(times, first, n_steps=scenario.steps, warm_up=warm_up)
 
 
 def _check_measured(measured: Sequence[ScheduleTimes], scenario: Scenario, n_seeds: int) -> None:

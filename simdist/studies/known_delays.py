@@ -222,8 +222,7 @@ def corrected_by(known: KnownDelays, cost: CostOfDelay, measured: ScheduleTimes,
         return measured
     states_s = {state: its - cost.states_s[state] * surplus_s for state, its in measured.states_s.items()}
     unseen_s = math.hypot(measured.unseen_s, known.unseen_s(cost.n_pilots) / n_steps)
-    run_s = measured.as_simulated_s
-    return replace(measured, step_s=step_s, states_s=states_s, run_s=run_s, unseen_s=unseen_s)
+    return replace(measured, step_s=step_s, states_s=states_s, uncorrected=measured.as_simulated, unseen_s=unseen_s)
 
 
 def _piloted(scenario: Scenario, built: Built, known: KnownDelays, extra_s: float) -> ScheduleTimes:
@@ -275,7 +274,7 @@ def chance_remarks(scenario: Scenario, measured: Sequence[ScheduleTimes]) -> lis
     n_seeds = len(measured[0].step_s)
     if not scenario.is_random or n_seeds == 1:
         return []
-    is_corrected = any(each.run_s is not None for each in measured)
+    is_corrected = any(each.uncorrected is not None for each in measured)
     rare = [each for each in known_delays(scenario, n_seeds) if each.n_expected < _FEW_EXPECTED] if is_corrected else []
     found = [_of_rare(each) for each in rare]
     found += [remark for i in _acting(scenario) if (remark := _of_tail(scenario, i, measured))]
@@ -318,7 +317,7 @@ def _of_tail(scenario: Scenario, index: int, measured: Sequence[ScheduleTimes]) 
             f"the delays of {place} have no variance, so the mean of runs cannot be known: the largest 1 % carry "
             f"{format_share(share)} of it; times are corrected to the known mean of the delays"
         )
-    runs = "; ".join(f"{each.label} {_middle(each.as_simulated_s)}" for each in measured)
+    runs = "; ".join(f"{each.label} {_middle(each.as_simulated.step_s)}" for each in measured)
     return Remark("accuracy", f"{known}; step time of single runs, the median and 95 of 100: {runs}", place)
 
 

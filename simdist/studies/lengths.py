@@ -1,0 +1,76 @@
+"""What the length of a run does to its mean step: its first and last steps, and periods that are cut.
+
+A run of W steps and one of L > W steps with the same delays begin alike and end alike. What the latter takes longer,
+over L - W, is a mean step without the begin and the end of a run.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.errors import ScenarioError
+from simdist.runs.building import dataset, job
+from simdist.scenario.scenario import Scenario
+from simdist.settings.base import unchecked_copy
+from simdist.studies.measuring import ScheduleTimes
+from simdist.studies.remarks import Remark
+
+_FEW_PERIODS = 10
+
+
+def first_steps(scenario: Scenario, warm_up: int) -> Scenario:
+    """Return the scenario of the steps that are left out.
+
+    Raises:
+        ScenarioError: It has no such steps, or a data set, whose first steps have no runs of their own.
+    """
+    if not 0 < warm_up < scenario.steps:
+        raise ScenarioError(f"{scenario.name}: warm-up of {warm_up} steps: write 1 to {scenario.steps - 1}")
+    if dataset(scenario) is not None:
+        raise ScenarioError(
+            f"{scenario.name}: a warm-up cannot be left out with a data set: its epochs are shown one by one"
+        )
+    return unchecked_copy(scenario, steps=warm_up)
+
+
+def without_first(times: ScheduleTimes, first: ScheduleTimes, *, n_steps: int, warm_up: int) -> ScheduleTimes:
+    """Return the times of a schedule without those of its first steps.
+
+    Args:
+        times: Of all `n_steps` steps.
+        first: Of the first `warm_up` steps, with the same seeds.
+        n_steps: Steps of the run.
+        warm_up: Steps that are left out.
+    """
+
+    def rest(whole: NDArray[np.float64], part: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray((n_steps * whole - warm_up * part) / (n_steps - warm_up))
+
+    states_s = {state: rest(whole, first.states_s[state]) for state, whole in times.states_s.items()}
+    found = replace(times, step_s=rest(times.step_s, first.step_s), states_s=states_s, uncorrected=None)
+    if times.uncorrected is None and first.uncorrected is None:
+        return found
+    simulated = without_first(times.as_simulated, first.as_simulated, n_steps=n_steps, warm_up=warm_up)
+    return replace(found, uncorrected=simulated)
+
+
+def length_remarks(scenario: Scenario, *, warm_up: int = 0) -> Iterator[Remark]:
+    """Yield a remark on each schedule whose periods the run cuts, or to which the run's end makes a difference."""
+    if dataset(scenario) is not None:
+        return
+    for schedule in scenario.schedules:
+        cycle = schedule.cycle(job(scenario))
+        period = len(cycle)
+        n_steps = scenario.steps - (warm_up or cycle.start)
+        n_periods = n_steps / period
+        is_cut = n_steps % period > 0
+        waits_at_end = getattr(schedule, "overlap_steps", 0) > 0 and not warm_up
+        if n_periods < _FEW_PERIODS and (is_cut or waits_at_end):
+            enough = (warm_up or cycle.start) + _FEW_PERIODS * period
+            text = (
+                f"{schedule.name}: the run has {n_periods:.1f} periods of {period} steps, so its end changes the mean"
+            )
+            text += f": write steps: {enough}"
+            yield Remark("accuracy", text, schedule.name)
