@@ -24,8 +24,8 @@ from simdist.studies.columns import ENGINE, SCHEDULE, SPEEDUP, STATE_COLUMNS, ST
 from simdist.studies.draws import shared_delays, with_draws
 from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Simulated, ValueT, facet_remarks, told
 from simdist.studies.facets import facet_columns as columns_of_facets
-from simdist.studies.known_delays import chance_remarks, corrected
-from simdist.studies.lengths import first_steps, length_remarks, without_first
+from simdist.studies.known_delays import chance_remarks, chances_of, corrected
+from simdist.studies.lengths import first_steps, without_first
 from simdist.studies.measuring import TIMES_OF_DRAWS, Progress, ScheduleTimes, measure, times_of
 from simdist.studies.remarks import Remark, below_table, documents, remarks_of, with_remarks
 from simdist.studies.statistics import NORMAL_QUANTILE, Interval, is_wide, positive_interval, ratio_interval
@@ -187,10 +187,10 @@ class Comparison(list[Row]):
     @property
     def remarks(self) -> tuple[Remark, ...]:
         """What to know beside the table: remarks on the scenario, then on the rows."""
+        chances = chances_of(self.scenario, self[0].seeds)
         seeds = [self.drawn] if self.drawn else too_few_seeds(self)
-        of_runs = length_remarks(self.scenario, warm_up=self.warm_up)
-        of_chance = (*of_runs, *chance_remarks(self.scenario, self.measured), *seeds)
-        return (*remarks_of(self.scenario), *facet_remarks(self.scenario, self), *of_chance)
+        of_chance = (*chance_remarks(chances, self.measured), *seeds)
+        return (*remarks_of(self.scenario, warm_up=self.warm_up), *facet_remarks(self.scenario, self), *of_chance)
 
     def document(self) -> dict[str, object]:
         """Return the comparison as JSON has it.

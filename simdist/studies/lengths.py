@@ -1,23 +1,19 @@
-"""What the length of a run does to its mean step: its first and last steps, and periods that are cut.
+"""Mean steps without the begin and the end of a run.
 
 A run of W steps and one of L > W steps with the same delays begin alike and end alike. What the latter takes longer,
 over L - W, is a mean step without the begin and the end of a run.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import ScenarioError
-from simdist.runs.building import dataset, job
+from simdist.runs.building import dataset
 from simdist.scenario.scenario import Scenario
 from simdist.settings.base import unchecked_copy
 from simdist.studies.measuring import ScheduleTimes
-from simdist.studies.remarks import Remark
-
-_FEW_PERIODS = 10
 
 
 def first_steps(scenario: Scenario, warm_up: int) -> Scenario:
@@ -54,23 +50,3 @@ def without_first(times: ScheduleTimes, first: ScheduleTimes, *, n_steps: int, w
         return found
     simulated = without_first(times.as_simulated, first.as_simulated, n_steps=n_steps, warm_up=warm_up)
     return replace(found, uncorrected=simulated)
-
-
-def length_remarks(scenario: Scenario, *, warm_up: int = 0) -> Iterator[Remark]:
-    """Yield a remark on each schedule whose periods the run cuts, or to which the run's end makes a difference."""
-    if dataset(scenario) is not None:
-        return
-    for schedule in scenario.schedules:
-        cycle = schedule.cycle(job(scenario))
-        period = len(cycle)
-        n_steps = scenario.steps - (warm_up or cycle.start)
-        n_periods = n_steps / period
-        is_cut = n_steps % period > 0
-        waits_at_end = getattr(schedule, "overlap_steps", 0) > 0 and not warm_up
-        if n_periods < _FEW_PERIODS and (is_cut or waits_at_end):
-            enough = (warm_up or cycle.start) + _FEW_PERIODS * period
-            text = (
-                f"{schedule.name}: the run has {n_periods:.1f} periods of {period} steps, so its end changes the mean"
-            )
-            text += f": write steps: {enough}"
-            yield Remark("accuracy", text, schedule.name)

@@ -8,11 +8,11 @@ import re
 import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from simdist.errors import SimdistWarning, naming
-from simdist.runs.building import in_steps, lost_share
+from simdist.runs.building import dataset, in_steps, job, lost_share
 from simdist.scenario import Interference, Scenario
 from simdist.scenario.warnings import unstated, warnings_of
 from simdist.settings.units import Elapsed, format_duration, format_share
@@ -24,7 +24,9 @@ Kind: TypeAlias = Literal["input", "derived", "assumption", "result", "accuracy"
 
 _OF_INPUTS = ("input", "derived")
 _DOUBTS = ("input", "accuracy")
+_FEW_PERIODS = 10  # of a schedule in a run
 _WIDTH = 120  # columns of a sentence
+_MOST_SHOWN = 20  # remarks on a table of many points
 _CALLERS = 3  # frames from `warnings.warn` to the code of the user
 _PATH = re.compile(r"([a-z_]+)((\.\w+|\[\d+\])+|(?=:| has no effect))")
 
@@ -39,11 +41,13 @@ class Remark:
             `accuracy`: a number is less certain than it looks.
         text: The sentence, without full stop.
         place: The path of a setting, such as `disturbances[0]`, or the label of a schedule. Empty: the whole answer.
+        points: In a table of results: the points that it is about. Empty: all.
     """
 
     kind: Kind
     text: str
     place: str = ""
+    points: tuple[int | str, ...] = ()
 
     @property
     def is_of_inputs(self) -> bool:
@@ -64,8 +68,10 @@ class Remark:
                 does not show it) or `accuracy` (a number is less certain than it looks).
             text (str): Sentence.
             place (str): Path of a setting, or label of a schedule. Empty: the whole answer.
+            points (list): Only in tables of results, if not all: points that it is about (int or str).
         """
-        return asdict(self)
+        found: dict[str, object] = {"kind": self.kind, "text": self.text, "place": self.place}
+        return found | ({"points": list(self.points)} if self.points else {})
 
     def __str__(self) -> str:
         return self.text
@@ -76,10 +82,26 @@ def documents(remarks: Iterable[Remark]) -> list[dict[str, object]]:
     return [each.document() for each in remarks]
 
 
+def of_inputs(remarks: Iterable[Remark]) -> list[Remark]:
+    """Return the remarks that a command prints before it simulates; the others stand below its tables."""
+    return [each for each in remarks if each.is_of_inputs]
+
+
 def below_table(remarks: Iterable[Remark]) -> list[str]:
     """Return the remarks that a command prints below its tables, a folded paragraph each."""
     shown = (f"{each}." for each in remarks if not each.is_of_inputs)
     return [textwrap.fill(sentence, _WIDTH, break_on_hyphens=False) for sentence in shown]
+
+
+def of_table(remarks: Sequence[Remark], n_points: int) -> list[Remark]:
+    """Return the remarks on a table of many points as people read them: the first ones, each with its points."""
+    found = []
+    for each in remarks[:_MOST_SHOWN]:
+        of_points = f" ({len(each.points):,} of {n_points:,} points)" if each.points else ""
+        found.append(replace(each, text=f"{each}{of_points}"))
+    if more := len(remarks) - len(found):
+        found.append(Remark("result", f"{more:,} more remarks: `simdist results --json` has all"))
+    return found
 
 
 def with_remarks(frame: "pd.DataFrame", remarks: Iterable[Remark]) -> "pd.DataFrame":
@@ -98,14 +120,40 @@ def warn_of(name: str, remarks: Sequence[Remark]) -> None:
             warnings.warn(f"{name}: {each}", SimdistWarning, stacklevel=_CALLERS)
 
 
-def remarks_of(scenario: Scenario) -> tuple[Remark, ...]:
-    """Return the remarks on a scenario: its warnings, what follows from its settings, and what they do not state."""
+def remarks_of(scenario: Scenario, *, warm_up: int = 0) -> tuple[Remark, ...]:
+    """Return the remarks on a scenario: its warnings, what follows from its settings, and what they do not state.
+
+    Args:
+        scenario: The scenario.
+        warm_up: First steps that are left out of its means.
+    """
     sentences: dict[Kind, Iterable[str]] = {
         "input": warnings_of(scenario),
         "derived": _derived(scenario),
         "assumption": unstated(scenario.cluster, scenario.schedules),
     }
-    return tuple(Remark(kind, text, _place(text)) for kind, texts in sentences.items() for text in texts)
+    found = [Remark(kind, text, _place(text)) for kind, texts in sentences.items() for text in texts]
+    return (*found, *_on_lengths(scenario, warm_up))
+
+
+def _on_lengths(scenario: Scenario, warm_up: int) -> Iterator[Remark]:
+    """Yield a remark on each schedule whose periods the run cuts, or to which the run's end makes a difference.
+
+    That runs are shorter than a period is said elsewhere.
+    """
+    if dataset(scenario) is not None:
+        return
+    for i, schedule in enumerate(scenario.schedules):
+        cycle = schedule.cycle(job(scenario))
+        left_out = warm_up or cycle.start
+        n_steps = scenario.steps - left_out
+        n_periods = n_steps / len(cycle)
+        waits_at_end = getattr(schedule, "overlap_steps", 0) > 0 and not warm_up
+        if 1 <= n_periods < _FEW_PERIODS and (n_steps % len(cycle) > 0 or waits_at_end):
+            has = f"{schedule.name}: the run has {n_periods:.1f} periods of {len(cycle)} steps"
+            enough = left_out + _FEW_PERIODS * len(cycle)
+            text = f"{has}, so its end changes the mean: write steps: {enough}"
+            yield Remark("accuracy", text, f"schedules[{i}]")
 
 
 def _place(text: str) -> str:

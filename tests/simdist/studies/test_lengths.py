@@ -50,7 +50,7 @@ def test_a_warm_up_that_leaves_nothing_is_an_error(warm_up: int) -> None:
 @pytest.mark.parametrize(
     ("schedule", "steps", "warm_up", "said"),
     [
-        ("local-16", 15, 0, True),
+        ("local-16", 20, 0, True),
         ("local-16", 40, 0, True),
         ("local-16", 48, 0, False),
         ("local-16", 165, 0, False),
