@@ -25,7 +25,6 @@ from simdist.studies.draws import shared_delays, with_draws
 from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Simulated, ValueT, facet_remarks, told
 from simdist.studies.facets import facet_columns as columns_of_facets
 from simdist.studies.known_delays import chance_remarks, chances_of, corrected
-from simdist.studies.lengths import first_steps, without_first
 from simdist.studies.measuring import TIMES_OF_DRAWS, Progress, ScheduleTimes, measure, times_of
 from simdist.studies.remarks import Remark, below_table, documents, remarks_of, with_remarks
 from simdist.studies.statistics import NORMAL_QUANTILE, Interval, is_wide, positive_interval, ratio_interval
@@ -313,6 +312,8 @@ def compare(  # noqa: PLR0913 (one for each option)
 
 def _without_warm_up(scenario: Scenario, built: Built, times: ScheduleTimes, warm_up: int) -> ScheduleTimes:
     """Return the times of a schedule without its first steps."""
+    from simdist.studies.lengths import first_steps, without_first
+
     early = first_steps(scenario, warm_up)
     short = replace(build(early, built.schedule), actors=built.actors)
     engine: Engine = "des" if times.engine == "des" else "auto"
