@@ -312,9 +312,9 @@ def compare(  # noqa: PLR0913 (one for each option)
 
 def _without_warm_up(scenario: Scenario, built: Built, times: ScheduleTimes, warm_up: int) -> ScheduleTimes:
     """Return the times of a schedule without its first steps."""
-    from simdist.studies.lengths import first_steps, without_first
+    from simdist.studies.lengths import scenario_of_warm_up, without_first
 
-    early = first_steps(scenario, warm_up)
+    early = scenario_of_warm_up(scenario, warm_up)
     short = replace(build(early, built.schedule), actors=built.actors)
     engine: Engine = "des" if times.engine == "des" else "auto"
     first = corrected(early, short, measure(early, short, n_seeds=len(times.step_s), engine=engine, facets=()))

@@ -16,7 +16,7 @@ from simdist.settings.base import unchecked_copy
 from simdist.studies.measuring import ScheduleTimes
 
 
-def first_steps(scenario: Scenario, warm_up: int) -> Scenario:
+def scenario_of_warm_up(scenario: Scenario, warm_up: int) -> Scenario:
     """Return the scenario of the steps that are left out.
 
     Raises:
