@@ -33,6 +33,7 @@ _MAX_STORAGE_SERVERS = 1_000_000
 _SEEK_S = 1e-3  # heads that move take longer, flash is faster: 4.16 ms and 70 us (Seagate Exos X18, Samsung PM9A3)
 _MOST_NICS = 4  # of a GPU: AWS p5 has 32 for 8
 _OF_RDMA_S = 8e-6  # a hop takes 2.9 us (InfiniBand) to 5.7 us (RoCE), over TCP 30 us
+_VOLTA = 7.0  # compute capability
 _MAX_GPUS_OF_HOST = 16  # DGX-2; 8 from A100 on
 _MAX_GPUS_OF_DOMAIN = 72  # NVIDIA GB200 NVL72
 
@@ -52,7 +53,7 @@ class Device(Settings):
         peak_flops: FLOP per second by precision, for workloads that state FLOPs instead of seconds; one value is fp32.
         speed: Factor on the speed of compute; 0.5 takes twice the time.
         compute_capability: As CUDA has it, such as 8.0 for an A100: of GPUs joined by NVLink, NCCL's protocols by
-            generation. If absent, NCCL's rings are perfect pipelines over the cluster's links.
+            generation. If absent or below 7.0, NCCL's rings are perfect pipelines over the cluster's links.
         orthonormalize_s: Seconds to make one column of a factor orthogonal to those before, and of length 1; if absent
             as memory traffic alone.
     """
@@ -63,8 +64,14 @@ class Device(Settings):
     host_bandwidth_Bps: BytesPerSecond = math.inf
     peak_flops: Peak = Peak()
     speed: Factor = 1.0
-    compute_capability: Annotated[Factor, Field(ge=7, lt=20)] | None = None
+    compute_capability: Annotated[Factor, Field(ge=2, lt=20)] | None = None
     orthonormalize_s: Annotated[Seconds | None, Field(exclude_if=lambda seconds: seconds is None)] = None
+
+    @property
+    def nccl_capability(self) -> float | None:
+        """The compute capability, if NCCL's protocols are modelled for it: from Volta on."""
+        capability = self.compute_capability
+        return capability if capability is not None and capability >= _VOLTA else None
 
 
 class Selection(Settings):
@@ -471,7 +478,7 @@ class Cluster(Settings):
 
     def _unused_in_collectives(self) -> Iterator[str]:
         library = self.collectives.library
-        capability = self.device.compute_capability or 0
+        capability = self.device.nccl_capability or 0
         if self.collectives.in_switch_reduction and (library == "gloo" or capability < 9):
             reason = "it is NCCL's with device.compute_capability 9.0 or more"
             yield f"cluster.collectives.in_switch_reduction has no effect: {reason}"
@@ -517,7 +524,7 @@ class Cluster(Settings):
         """Yield what is wrong with the GPUs that the fabric joins."""
         joined = self.topology.nodes_per_domain
         n_gpus = self.gpus_per_node * min(self.nodes, joined)
-        if self.device.compute_capability and self.gpus_per_node > _MAX_GPUS_OF_HOST:
+        if self.device.nccl_capability and self.gpus_per_node > _MAX_GPUS_OF_HOST:
             yield (
                 ("gpus_per_node",),
                 f"{self.gpus_per_node} GPUs: no machine joins more than {_MAX_GPUS_OF_HOST} by NVLink. A GB200 NVL72 "
@@ -532,7 +539,7 @@ class Cluster(Settings):
                 f"{self.nodes} nodes are no whole number of domains of {joined} nodes: write a "
                 f"multiple, or at most {joined}",
             )
-        elif self.device.compute_capability and joined > 1 and n_gpus > _MAX_GPUS_OF_DOMAIN:
+        elif self.device.nccl_capability and joined > 1 and n_gpus > _MAX_GPUS_OF_DOMAIN:
             yield (
                 ("topology", "nodes_per_domain"),
                 f"{n_gpus} GPUs in a domain: no times of more than {_MAX_GPUS_OF_DOMAIN} are published: write fewer",

@@ -57,6 +57,8 @@ def with_draws(
 ) -> ScheduleTimes:
     """Simulate a schedule also under draws of uncertain quantities and of the errors of published rows, if any.
 
+    There are no draws if the GPU has a name of which nothing is known: ranges alone would be too narrow.
+
     Args:
         scenario: The schedule's.
         built: The schedule; its plan is built again only where a draw changes it.
@@ -70,8 +72,10 @@ def with_draws(
     if not (scenario.is_of_machines or doubts):
         return measured
     from simdist.studies import uncertainty
-    from simdist.studies.published_errors import doubted, doubts_of
+    from simdist.studies.published_errors import doubted, doubts_of, unknown_gpu
 
+    if doubts is None and unknown_gpu(scenario):
+        return measured
     doubts = doubts_of(scenario) if doubts is None else doubts
     found = uncertainty.quantities(scenario)
     if not (found or doubts):

@@ -33,6 +33,7 @@ from simdist.runs.building import lost_share
 from simdist.runs.nccl_tests import CALIBRATED
 from simdist.scenario import Cluster, Interference, Link, Scenario, Workload
 from simdist.scenario.cluster import Transport
+from simdist.scenario.generations import generation, is_mixed
 
 _Kind: TypeAlias = Literal["batch", "machine", "machines", "fabric", "network", "storage", "input"]
 
@@ -58,8 +59,6 @@ _MEASURE: dict[_Kind, str] = {
     "storage": "MB/s and files/s of the storage, e.g. with real.calibrate --data",
     "input": "samples/s of one machine with its data, and with data that are in memory",
 }
-_BY_NAME = {"K80": "pascal", "P100": "pascal", "V100": "volta", "T4": "volta", "A100": "ampere", "H100": "hopper"}
-_BY_NAME |= {"MI250X": "mi250x", "MI300X": "mi300x"}
 _OF_COMPUTING = ("batch", "machine", "machines", "input")
 _CALIBRATED = "real.calibrate"  # measures both links; one that its line meets has no range
 _OF_PCIE_BPS = 64e9  # PCIe 5.0 x16 has 63 GB/s; NVLink 1 has 80
@@ -132,14 +131,14 @@ def doubts_of(scenario: Scenario, table: _Table | None = None) -> tuple[Doubt, .
     """Return the doubts of the kinds of step that a scenario takes.
 
     A scenario takes all its numbers as exact if it has neither ranges nor interference. A cluster without known GPUs is
-    like no published row.
+    like no published row, see `unknown_gpu`.
 
     Args:
         scenario: The scenario.
         table: Distributions instead of those of `published_errors.json`.
     """
     cluster = scenario.cluster
-    hardware = generation(cluster)
+    hardware = generation(cluster.device)
     if hardware is None or not scenario.is_of_machines:
         return ()
     return kinds_of_step(scenario, hardware, of_published_rows() if table is None else table)
@@ -183,10 +182,25 @@ def _is_measured(cluster: Cluster, kind: Literal["fabric", "network"]) -> bool:
     """Tell whether published rows say nothing of a link: it is measured or ideal, or the library is not NCCL."""
     link = cluster.fabric if kind == "fabric" else cluster.network
     efficiency = cluster.uncertain.get(f"{kind}.efficiency")
-    is_calibrated = any(each.source.startswith(_CALIBRATED) for each in cluster.uncertain.values())
     is_told = efficiency is not None and efficiency.source.startswith(CALIBRATED)
-    is_measured = is_calibrated or is_told or link.table is not None
+    is_measured = _is_calibrated(cluster) or is_told or link.table is not None
     return is_measured or link == Link.ideal() or not cluster.collectives.library.startswith("nccl")
+
+
+def _is_calibrated(cluster: Cluster) -> bool:
+    """Tell whether `real.calibrate` measured the cluster."""
+    return any(each.source.startswith(_CALIBRATED) for each in cluster.uncertain.values())
+
+
+def unknown_gpu(scenario: Scenario) -> str | None:
+    """Return the name of the GPU if nothing is known of errors on such; None if something is, or nothing need be.
+
+    A job or a cluster that was measured needs no published rows. A GPU without a name has an empty one.
+    """
+    cluster = scenario.cluster
+    is_measured = bool(scenario.imported) or _is_calibrated(cluster)
+    is_known = generation(cluster.device) is not None
+    return None if is_known or is_measured or not scenario.is_of_machines else cluster.device.name
 
 
 def _is_storage_measured(scenario: Scenario) -> bool:
@@ -197,17 +211,9 @@ def _is_storage_measured(scenario: Scenario) -> bool:
     return has_range or (storage is not None and _CALIBRATED in storage.source)
 
 
-def generation(cluster: Cluster) -> str | None:
-    """Return the generation of the GPUs as rows have it; None if it is not known."""
-    capability = cluster.device.compute_capability
-    if capability is None:
-        return next((each for name, each in _BY_NAME.items() if name in cluster.device.name), None)
-    return "volta" if capability < 8 else "ampere" if capability < 9 else "hopper"
-
-
 def precision(workload: Workload) -> str:
     """Return `single` or `mixed`."""
-    return "mixed" if workload.precision in ("fp16", "bf16") else "single"
+    return "mixed" if is_mixed(workload) else "single"
 
 
 def link_class(cluster: Cluster, kind: _Kind) -> str:

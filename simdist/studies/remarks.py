@@ -7,6 +7,7 @@ from simdist.runs.building import in_steps, lost_share
 from simdist.scenario import Interference, Scenario
 from simdist.scenario.warnings import warnings_of
 from simdist.settings.units import Elapsed, format_duration, format_share
+from simdist.studies.published_errors import unknown_gpu
 
 
 def remarks_of(scenario: Scenario) -> tuple[str, ...]:
@@ -15,7 +16,8 @@ def remarks_of(scenario: Scenario) -> tuple[str, ...]:
 
 
 def derived(scenario: Scenario) -> Iterator[str]:
-    """Yield numbers that follow from settings: steps between checkpoints, and what a measured machine loses."""
+    """Yield what follows from settings: steps between checkpoints, what a measured machine loses, unknown GPUs."""
+    yield from _unknown_gpu(scenario)
     if scenario.checkpoint and isinstance(scenario.checkpoint.every, Elapsed):
         yield _checkpoint_steps(scenario, scenario.checkpoint.every)
     for i, each in enumerate(scenario.delays):
@@ -25,6 +27,17 @@ def derived(scenario: Scenario) -> Iterator[str]:
             rate = f"as it was measured at {each.machine_samples_per_s:g} samples/s"
             rate += "" if share else ", more than simulated: forward and backward take too long"
             yield f"disturbances[{i}]: one machine {lost}, {rate}"
+
+
+def _unknown_gpu(scenario: Scenario) -> Iterator[str]:
+    """Say what intervals lack if no published row is of such GPUs."""
+    name = unknown_gpu(scenario)
+    hint = "write cluster.device.compute_capability"
+    if name:
+        yield f"cluster.device: no published row is of GPUs like {name}, so results have no interval: {hint}"
+    elif name is not None and scenario.has_ranges:
+        what = "hold the stated ranges only, no errors of published rows"
+        yield f"cluster.device has no name: intervals {what}: write it, or {hint.removeprefix('write ')}"
 
 
 def _checkpoint_steps(scenario: Scenario, every: Elapsed) -> str:

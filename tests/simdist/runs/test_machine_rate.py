@@ -67,7 +67,16 @@ def test_a_rate_of_one_gpu_in_place_of_a_machine_is_refused():
 
 @pytest.mark.parametrize(
     ("preset", "precision", "lost"),
-    [("dgx-a100", "tf32", 0.023), ("dgx-a100", "bf16", 0.05), ("dgx-h100", "fp16", 0.015), ("dgx-b200", "tf32", 0.011)],
+    [
+        ("dgx-a100", "tf32", 0.023),
+        ("dgx-a100", "bf16", 0.05),
+        ("dgx-h100", "fp16", 0.015),
+        ("dgx-b200", "tf32", 0.011),
+        ("v100x8-25gbit", "fp16", 0.114),
+        ("gcp-t4x4-32gbit", "fp32", 0.052),
+        ("mi250x", "fp16", 0.05),
+        ("mi300x", "bf16", 0.05),
+    ],
 )
 def test_a_typical_loss_is_that_of_the_generation_and_precision(preset, precision, lost):
     text = f"""
