@@ -152,7 +152,7 @@ def kinds_of_step(scenario: Scenario, hardware: str, table: _Table) -> tuple[Dou
     if scenario.workload.batch_over_measured != 1:
         found.append(batch_doubt(table, scenario.workload))
     lost = _lost(scenario)
-    n_measured = scenario.workload.measured_ranks
+    n_measured = _measured_ranks(scenario)
     if n_measured < cluster.gpus_per_node and lost is not None and not scenario.imported:
         found.append(replace(_training_doubt(table, "machine", *of_training), known=lost))
     if cluster.n_domains > 1 and n_measured < cluster.world_size and not scenario.imported:
@@ -170,12 +170,21 @@ def kinds_of_step(scenario: Scenario, hardware: str, table: _Table) -> tuple[Dou
 
 
 def _lost(scenario: Scenario) -> float | None:
-    """Return the share that a machine is stated to lose; None if its rate or a range of the loss is known."""
-    of = [each for each in scenario.disturbances if isinstance(each, Interference)]
-    has_range = any(path.endswith(".lost") for path in scenario.uncertain)
-    if has_range or any(each.machine_samples_per_s for each in of):
+    """Return the share that a machine is stated to lose; None if a range of the loss is known."""
+    if any(path.endswith(".lost") for path in scenario.uncertain):
         return None
-    return math.fsum(lost_share(scenario, each) for each in of)
+    return math.fsum(lost_share(scenario, each) for each in _interference(scenario))
+
+
+def _interference(scenario: Scenario) -> list[Interference]:
+    return [each for each in scenario.disturbances if isinstance(each, Interference)]
+
+
+def _measured_ranks(scenario: Scenario) -> int:
+    """Return the GPUs that were measured together: at the workload's utilization, or at a rate."""
+    per_node = scenario.cluster.gpus_per_node
+    of_rates = [each.rate_ranks or per_node for each in _interference(scenario) if each.machine_samples_per_s]
+    return max(scenario.workload.measured_ranks, *of_rates, 1)
 
 
 def _is_measured(cluster: Cluster, kind: Literal["fabric", "network"]) -> bool:

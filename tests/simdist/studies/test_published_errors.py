@@ -38,6 +38,10 @@ def test_steps_from_what_is_measured_to_what_is_asked_count():
     assert names(job(nodes=1)) == ["doubt.machine", "doubt.fabric"]
     rate = "disturbances: [{kind: interference, machine_samples_per_s: 3900}]"
     assert names(job(disturbances=rate)) == both[1:]
+    of_all = "disturbances: [{kind: interference, machine_samples_per_s: 7800, rate_ranks: 16}]"
+    assert names(job(disturbances=of_all)) == both[2:]
+    of_one = "disturbances: [{kind: interference, machine_samples_per_s: 500, rate_ranks: 1}]"
+    assert names(job(disturbances=of_one)) == both
     lost = "disturbances: [{kind: interference, lost: 5%}]\nuncertain: {'disturbances[0].lost': {from: 0%, to: 30%}}"
     assert names(job(disturbances=lost)) == both[1:]
 
