@@ -12,10 +12,9 @@ from simdist.scenario import Scenario, presets
 from simdist.scenario.by_name import find_file, read_cluster
 from simdist.scenario.loading import read_text
 from simdist.scenario.strict_yaml import parse
-from simdist.scenario.warnings import warnings_of
 from simdist.schedules import Schedule
 from simdist.settings.base import nearest, shown
-from simdist.studies.remarks import derived
+from simdist.studies.remarks import remarks_of
 
 if TYPE_CHECKING:
     from simdist.runs.planned import PlannedSchedule
@@ -73,10 +72,7 @@ def read_scenario(session: common.CliSession, name: str, *, is_compared: bool = 
         run = runs.scenario
         if runs.length_remark:
             session.say(f"{name}: {runs.length_remark}")
-    for warning in warnings_of(run):
-        session.say(f"warning: {name}: {warning}")
-    for remark in derived(run):
-        session.say(f"{name}: {remark}")
+    session.remark(name, [each for each in remarks_of(run) if each.is_of_inputs])
     return scenario
 
 
@@ -185,6 +181,7 @@ def planned(
         runs = read_runs(name, label)
         for run, path in zip(runs, targets(output, [each.scenario.schedules[0] for each in runs]), strict=True):
             schedule = run.scenario.schedules[0]
+            session.remark(str(run.path), [each for each in remarks_of(run.scenario) if each.is_of_inputs])
             with naming(f"{name}: {schedule.name}"):
                 costs = price_of(run.plan, run.scenario)
             yield PlannedSchedule(run.scenario, schedule, run.plan, costs, run.delays, run, path)

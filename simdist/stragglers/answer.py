@@ -485,7 +485,7 @@ def _heading(job: WhatifJob, found: Slowdown) -> Iterator[str]:
     yield f"{job.baseline.name}: {found.world_size:,} ranks, {steps}; {job.trace.source}"
     yield losses.slowdown_line(found.slowdown, found.replayed_s, found.ideal_s)
     used = GradientsUsed.of(job.trace.plan, late_shares(job.trace))
-    yield from (f"{text}." for text in used.sentences(job.baseline.name))
+    yield from (f"{each}." for each in used.remarks(job.baseline.name))
     unexplained_s = found.replayed_s - found.explained_s
     if unexplained_s > losses.ROUNDING_S:
         explained = format_seconds(found.explained_s)
@@ -545,7 +545,7 @@ def _gains_text(compared: Gains, rows: Sequence[_Record]) -> Iterator[str]:
     yield table_text("schedules", _GAIN_COLUMNS, [base, *records])
     yield _runs_text(compared)
     for row in compared.rows:
-        yield from (f"{text}." for text in GradientsUsed(row.gradients_used).sentences(row.schedule))
+        yield from (f"{each}." for each in GradientsUsed(row.gradients_used).remarks(row.schedule))
     yield from dict.fromkeys(f"no interval: {row.problem}" for row in compared.rows if row.problem)
 
 

@@ -75,7 +75,7 @@ def verdict(runs: Runs, found: Sequence[Finalist]) -> Verdict:
         return Verdict(None, best, unsure, doubts, "unsure")
     if sure:
         doubt = (_doubt(best),) if best.row.speedup > sure.row.speedup else ()
-        used = sure.row.of(GRADIENTS).sentences(sure.row.schedule)
+        used = [each.text for each in sure.row.of(GRADIENTS).remarks(sure.row.schedule)]
         reasons = (*used, *doubts, *doubt, *_ties(runs, sure, kept), *_waits(runs, baseline, sure))
         return Verdict(sure, best, f"{named(sure.schedule)} is {_times_as_fast(sure, baseline)}", reasons, "change")
     if problem := _problem(runs):
@@ -97,7 +97,7 @@ def _instead(
         f"{breaks}; the best that keeps to all limits is {named(best.schedule)}, {_times_as_fast(best, baseline)}"
     )
     depends = _dependence(runs.scenario, best, kept)
-    used = best.row.of(GRADIENTS).sentences(best.row.schedule)
+    used = [each.text for each in best.row.of(GRADIENTS).remarks(best.row.schedule)]
     reasons = (*used, *doubts, *([depends] if depends else _ties(runs, best, kept)))
     return Verdict(best, best, sentence, reasons, "change")
 

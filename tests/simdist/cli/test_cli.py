@@ -417,7 +417,8 @@ def test_compare_prints_what_the_library_computes(small, capsys):
     found = document(capsys, "compare", small, "--seeds", "5")
     assert found.keys() == {"scenario", "baseline", "rows", "remarks"}
     (unstated,) = found["remarks"]
-    assert unstated.startswith("cluster.network.efficiency is not stated, and so 1; ")
+    assert unstated["text"].startswith("cluster.network.efficiency is not stated, and so 1; ")
+    assert (unstated["kind"], unstated["place"]) == ("assumption", "cluster.network.efficiency")
     assert (found["scenario"], found["baseline"]) == ("small", "sync")
     expected = [row.document() for row in compare(scenario.load(small), n_seeds=5)]
     assert found["rows"] == json.loads(json.dumps(expected))

@@ -138,7 +138,7 @@ def test_a_utilization_of_a_machine_contains_its_typical_loss():
         cluster = {"preset": "dgx-h100", "nodes": 1}
         rest = {"disturbances": typical, "schedules": ["fsdp"], "steps": 2}
         found = load({"cluster": cluster, "workload": workload, **rest})
-        return lost_share(found, Interference(typical=True)), list(remarks_of(found))
+        return lost_share(found, Interference(typical=True)), list(map(str, remarks_of(found)))
 
     assert lost(1)[0] == 0.015
     share, remarks = lost(8)
