@@ -106,6 +106,7 @@ class Collective:
         algorithm: As a schedule has it.
         nbytes: As nccl-tests count them.
         measured_s: Seconds.
+        how: What tells the row from others of its family; most need nothing.
     """
 
     family: str
@@ -115,6 +116,7 @@ class Collective:
     algorithm: str
     nbytes: int
     measured_s: float
+    how: str = ""
 
     @property
     def n_gpus(self) -> int:
@@ -296,13 +298,14 @@ def _own_collectives() -> Iterator[tuple[bool, list[Collective]]]:
         sizes = {"nodes": int(row["nodes"]), "gpus_per_node": int(row["gpus_per_node"])}
         found.setdefault(row["family"], []).append(
             Collective(
-                row["family"],
+                family.get("family", row["family"]),
                 family["generation"],
                 row["collective"],
                 family["cluster"] | sizes,
                 "auto",
                 int(row["nbytes"]),
                 1e-6 * float(row["measured_us"]),
+                family.get("how", ""),
             )
         )
     for name, rows in found.items():

@@ -50,6 +50,7 @@ DOUBTS = HERE.parents[1] / "simdist" / "studies" / "published_errors.json"
 NOT_ALIKE = {
     "16 H100 in two machines over InfiniBand, reported as slow": "its user reports that it is slow",
     "16 A100 in two machines over RoCE, Oracle's tutorial": "it carries a third of what its like do",
+    "32 B200 in four machines over EFA, ranks that come at different times": "its times include waiting for the last rank",
     "A10G local SGD": "its link is PCIe without peer-to-peer copies",
     storages.CACHED: "it reads up to 2.4 times what its file system delivers, so files were in memory",
 }
@@ -151,7 +152,7 @@ def of_collective(row_: published.Collective) -> Line:
     cluster = predict.cluster_of(row_)
     return Line(
         row_.family,
-        f"{row_.collective} of {row_.nbytes} B, {row_.n_gpus} GPUs",
+        f"{row_.collective} of {row_.nbytes} B, {row_.n_gpus} GPUs{row_.how and f', {row_.how}'}",
         "collective",
         f"{_kind(cluster)}+{link_class(cluster, _kind(cluster))}",
         row_.nbytes,
