@@ -50,7 +50,7 @@ DOUBTS = HERE.parents[1] / "simdist" / "studies" / "published_errors.json"
 NOT_ALIKE = {
     "16 H100 in two machines over InfiniBand, reported as slow": "its user reports that it is slow",
     "16 A100 in two machines over RoCE, Oracle's tutorial": "it carries a third of what its like do",
-    "32 B200 in four machines over EFA, ranks that come at different times": "its times include waiting for the last rank",
+    "32 B200 in four machines over EFA, its ranks come at different times": "as its source says",
     "A10G local SGD": "its link is PCIe without peer-to-peer copies",
     storages.CACHED: "it reads up to 2.4 times what its file system delivers, so files were in memory",
 }
