@@ -223,7 +223,7 @@ def _aws() -> Iterator[Training]:
     for user, of in users.items():
         rates = {int(n_gpus): float(rate) for n_gpus, rate in of["images_per_s"].items()}
         network = {"network": {"efficiency": of["network"]}} if "network" in of else {}
-        buffer = {"fusion": {"buffer": of["buffer_nbytes"], "cycle": None}} if "buffer_nbytes" in of else {}
+        buffer = {"fusion": {"buffer": f"{of['buffer_nbytes']} B", "cycle": None}} if "buffer_nbytes" in of else {}
         precision = "single" if user.startswith("horovod#396") else "mixed"
         for n_gpus, rate in rates.items():
             if n_gpus > 8:

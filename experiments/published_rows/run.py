@@ -55,6 +55,8 @@ NOT_ALIKE = {
     storages.CACHED: "it reads up to 2.4 times what its file system delivers, so files were in memory",
 }
 """Families that no doubt is estimated from, with the reason. They are predicted like all others."""
+HOSTS = ("queued by PyTorch", "PyTorch waits", "one process")
+"""How calls of published collectives were launched, where a family has several ways."""
 NEW = ("ampere", "hopper")
 """Generations of GPUs that are sold today, among those with rows of training."""
 TITLES = {
@@ -370,6 +372,22 @@ def families_table() -> Iterator[str]:
         yield f"| {title} | {cells(lines)}"
 
 
+def host_table() -> Iterator[str]:
+    """Yield how near all-reduces are whose host was queued ahead or waited."""
+    yield "| GPUs | calls | rows | median error: below 64 KiB | to 64 MiB | above | held |"
+    yield "|---|---|---|---|---|---|---|"
+    for how in HOSTS:
+        found = by((line for line in saved() if line.name.endswith(f", {how}")), lambda line: line.family)
+        for family, lines in found.items():
+            of_sizes = by(lines, lambda line: str(estimate.size_class(line.nbytes)))
+            errors = [
+                f"{median(line.error(line.simulated_s) for line in of_sizes[size]):+.0%}" if size in of_sizes else ""
+                for size in "012"
+            ]
+            held = sum(line.is_inside for line in lines) / len(lines)
+            yield f"| {family} | {how} | {len(lines)} | {' | '.join(errors)} | {held:.0%} |"
+
+
 def worse_table() -> Iterator[str]:
     """Yield the families that a formula predicts better."""
     yield "| family | kind | rows | simulated | linear | plain ring |"
@@ -427,6 +445,7 @@ def tables() -> dict[str, str]:
     every = {
         "kinds": kinds_table,
         "decisions": decisions_table,
+        "host": host_table,
         "doubts": doubts_table,
         "batches": batches.table,
         "worse": worse_table,

@@ -121,11 +121,15 @@ def least_nbytes(plan: Plan, workload: Workload) -> int:
 def _state_nbytes(plan: Plan, workload: Workload) -> int:
     """Return the bytes of the optimizers' states on one rank."""
     updates = [op for op in plan.distinct_ops if isinstance(op, ops.Optimize)]
+    counts = {buffer.name: buffer.count for buffer in plan.buffers}
     nbytes = {buffer.name: buffer.count * ITEM_NBYTES[buffer.dtype] for buffer in plan.buffers}
     of_inner = {name for op in updates if op.optimizer == "inner" for name in op.slices or op.params}
     of_outer = {name for op in updates if op.optimizer == "outer" for name in op.params}
-    n_states = OPTIMIZERS[workload.optimizer].n_states
-    return n_states * sum(nbytes[name] for name in of_inner) + sum(nbytes[name] for name in of_outer)
+    if workload.optimizer_nbytes is None:
+        inner = OPTIMIZERS[workload.optimizer].n_states * sum(nbytes[name] for name in of_inner)
+    else:
+        inner = workload.optimizer_nbytes * sum(counts[name] for name in of_inner)
+    return inner + sum(nbytes[name] for name in of_outer)
 
 
 def _activation_nbytes(plan: Plan, workload: Workload) -> dict[str, int]:

@@ -320,7 +320,8 @@ class ClusterCollectives(SettingsGroup):
         in_switch_reduction: Whether the switches of the fabric reduce (NVSwitch from Hopper on), and NCCL lets them.
         chunkwise: With gloo, members of a ring begin when they come and end when their own segments are through;
             without, they begin with the last and end together.
-        overhead_s: Seconds that a collective takes besides its messages: launch, and waking up its members.
+        overhead_s: Seconds that a collective takes besides its messages: launch, waking up its members, and the host's
+            time per call if the program waits for each result.
         launch_s: Seconds in which the thread of a process that drives all GPUs of a node launches a collective on one
             of them (`all_reduce_perf -g 8`); 0 with a process for each GPU.
     """
