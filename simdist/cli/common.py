@@ -79,9 +79,15 @@ class CliSession:
             click.echo(message, err=True)
 
     def remark(self, name: str, remarks: "Iterable[Remark]") -> None:
-        """Tell the person remarks on what has this name."""
+        """Tell the person the remarks on inputs; the others stand below the tables of the answer.
+
+        Args:
+            name: Of the input.
+            remarks: On it.
+        """
         for each in remarks:
-            self.say(f"{'warning: ' if each.is_doubt else ''}{name}: {each}")
+            if each.is_of_inputs:
+                self.say(f"{'warning: ' if each.is_doubt else ''}{name}: {each}")
 
     def result(self, document: object, text: str) -> None:
         """Print the result, as JSON or as text."""

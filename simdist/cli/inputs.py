@@ -64,15 +64,13 @@ def read_scenario(session: common.CliSession, name: str, *, is_compared: bool = 
     """
     if name == "-":
         raise ScenarioError("-: standard input is not supported: name a file, as other files are relative to it")
-    run = scenario = scenarios.load(find_file("scenarios", name))
+    scenario = scenarios.load(find_file("scenarios", name))
     if is_compared:
-        from simdist.studies.resampling import longest_period, runs_of
+        from simdist.studies.resampling import remarks_as_run
 
-        runs = runs_of(scenario, longest_period(scenario, scenario.schedules))
-        run = runs.scenario
-        if runs.length_remark:
-            session.say(f"{name}: {runs.length_remark}")
-    session.remark(name, [each for each in remarks_of(run) if each.is_of_inputs])
+        session.remark(name, remarks_as_run(scenario))
+    else:
+        session.remark(name, remarks_of(scenario))
     return scenario
 
 
@@ -181,7 +179,7 @@ def planned(
         runs = read_runs(name, label)
         for run, path in zip(runs, targets(output, [each.scenario.schedules[0] for each in runs]), strict=True):
             schedule = run.scenario.schedules[0]
-            session.remark(str(run.path), [each for each in remarks_of(run.scenario) if each.is_of_inputs])
+            session.remark(str(run.path), remarks_of(run.scenario))
             with naming(f"{name}: {schedule.name}"):
                 costs = price_of(run.plan, run.scenario)
             yield PlannedSchedule(run.scenario, schedule, run.plan, costs, run.delays, run, path)
