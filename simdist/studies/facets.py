@@ -659,10 +659,12 @@ class _MemoryFacet(Facet[_PeakMemory | None]):
 
     def remarks(self, scenario: Scenario, lines: Sequence[Line[_PeakMemory | None]]) -> list[Remark]:
         """Name the schedules that do not fit, and say what is not counted. Only what is counted in full surely fits."""
-        from simdist.runs.memory import not_counted
+        from simdist.runs.memory import may_not_fit, not_counted, surely_fits
 
         found = []
-        in_part = not_counted(scenario.workload) if any(each.value for each in lines) else None
+        limit_nbytes = scenario.cluster.device.memory_nbytes
+        is_compared = limit_nbytes is not None or any(each.value for each in lines)
+        in_part = not_counted(scenario.workload) if is_compared else None
         least = "at least " if in_part else ""
         for each in lines:
             if each.value and not each.value.fits:
@@ -671,6 +673,12 @@ class _MemoryFacet(Facet[_PeakMemory | None]):
                 text = f"{each.schedule} needs {needs} on a device that has {has}"
                 found.append(Remark("accuracy", text, each.schedule))
         fitting = [each.schedule for each in lines if each.value and each.value.fits]
+        if limit_nbytes is not None and not in_part:
+            peaks = {each.schedule: each.value.nbytes for each in lines if each.value}
+            near = [label for label in fitting if not surely_fits(peaks[label], limit_nbytes)]
+            fitting = [label for label in fitting if label not in near]
+            if near:
+                found.append(Remark("accuracy", may_not_fit(near, limit_nbytes)))
         if found and fitting and not in_part:
             found.append(Remark("result", f"{', '.join(fitting)} {'fits' if len(fitting) == 1 else 'fit'}"))
         return [*found, Remark("assumption", in_part)] if in_part else found
