@@ -19,13 +19,10 @@ from simdist.plan.check import check
 from simdist.proof import prove
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.disturbances import Interference
-from simdist.scenario.generations import TYPICAL_LOST, generation, is_mixed
 from simdist.scenario.sampling import DelaySampler, sampler
 from simdist.scenario.scenario import AnyScenario, Host, Scenario, load
 from simdist.scenario.workload import Workload
 from simdist.schedules import InputPath, Job, Schedule
-from simdist.schedules.fsdp import FSDP
-from simdist.schedules.hsdp import HSDP
 from simdist.schedules.sync import Sync
 from simdist.settings.base import unchecked_copy
 from simdist.traces.trace import Trace
@@ -283,16 +280,16 @@ def _ranks_of_rate(scenario: Scenario, disturbance: Interference) -> Cluster:
     return unchecked_copy(scenario.cluster, **sizes, slow_devices=())
 
 
-def _measured_schedule(scenario: Scenario) -> Sync | FSDP | HSDP:
+def _measured_schedule(scenario: Scenario) -> Schedule:
     """Return the schedule under which a rate was measured: the first that keeps all ranks equal in each step."""
-    for each in scenario.schedules:
-        if isinstance(each, Sync | FSDP) or (isinstance(each, HSDP) and each.between is None):
-            return each
-    return Sync()
+    every_step = (each for each in scenario.schedules if each.kind in ("sync", "fsdp", "hsdp"))
+    return next((each for each in every_step if getattr(each, "between", None) is None), Sync())
 
 
 def _typical_lost(scenario: Scenario) -> float:
     """Return the median share that published machines of this generation and precision lose."""
+    from simdist.scenario.generations import TYPICAL_LOST, generation, is_mixed
+
     device = scenario.cluster.device
     found = generation(device)
     if found is None:
@@ -309,7 +306,7 @@ def _constantly_late_s(
     settings: tuple[tuple[str, object], ...],
     workload: Workload,
     host: Host,
-    schedule: Sync | FSDP | HSDP,
+    schedule: Schedule,
     lost: float,
 ) -> float:
     """Return the seconds of a step on a cluster of these settings, if each step of a rank loses the same share."""

@@ -8,8 +8,12 @@ import re
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
-from simdist.scenario.cluster import Device
+from simdist.scenario.cluster import Cluster, Device
+from simdist.scenario.scenario import Scenario
 from simdist.scenario.workload import Workload
+
+#: Begins the sources of what was measured on the cluster itself.
+CALIBRATION = "real.calibrate"
 
 Generation: TypeAlias = Literal["pascal", "volta", "ampere", "hopper", "amd"]
 
@@ -55,3 +59,19 @@ def generation(device: Device) -> Generation | None:
 def is_mixed(workload: Workload) -> bool:
     """Tell whether passes compute in 16 bits."""
     return workload.precision in ("fp16", "bf16")
+
+
+def is_calibrated(cluster: Cluster) -> bool:
+    """Tell whether `real.calibrate` measured the cluster."""
+    return any(each.source.startswith(CALIBRATION) for each in cluster.uncertain.values())
+
+
+def unknown_gpu(scenario: Scenario) -> str | None:
+    """Return the name of the GPU if nothing is known of errors on such; None if something is, or nothing need be.
+
+    A job or a cluster that was measured needs no published rows. A GPU without a name has an empty one.
+    """
+    cluster = scenario.cluster
+    if generation(cluster.device) is not None or scenario.imported or is_calibrated(cluster):
+        return None
+    return cluster.device.name if scenario.is_of_machines else None

@@ -71,8 +71,9 @@ def with_draws(
     """
     if not (scenario.is_of_machines or doubts):
         return measured
+    from simdist.scenario.generations import unknown_gpu
     from simdist.studies import uncertainty
-    from simdist.studies.published_errors import doubted, doubts_of, unknown_gpu
+    from simdist.studies.published_errors import doubted, doubts_of
 
     if doubts is None and unknown_gpu(scenario):
         return measured

@@ -33,7 +33,7 @@ from simdist.runs.building import lost_share
 from simdist.runs.nccl_tests import CALIBRATED
 from simdist.scenario import Cluster, Interference, Link, Scenario, Workload
 from simdist.scenario.cluster import Transport
-from simdist.scenario.generations import generation, is_mixed
+from simdist.scenario.generations import CALIBRATION, generation, is_calibrated, is_mixed
 
 _Kind: TypeAlias = Literal["batch", "machine", "machines", "fabric", "network", "storage", "input"]
 
@@ -60,7 +60,6 @@ _MEASURE: dict[_Kind, str] = {
     "input": "samples/s of one machine with its data, and with data that are in memory",
 }
 _OF_COMPUTING = ("batch", "machine", "machines", "input")
-_CALIBRATED = "real.calibrate"  # measures both links; one that its line meets has no range
 _OF_PCIE_BPS = 64e9  # PCIe 5.0 x16 has 63 GB/s; NVLink 1 has 80
 _TRANSPORTS: dict[Transport, str] = {
     "rdma": "RDMA",
@@ -131,7 +130,7 @@ def doubts_of(scenario: Scenario, table: _Table | None = None) -> tuple[Doubt, .
     """Return the doubts of the kinds of step that a scenario takes.
 
     A scenario takes all its numbers as exact if it has neither ranges nor interference. A cluster without known GPUs is
-    like no published row, see `unknown_gpu`.
+    like no published row, see `simdist.scenario.generations.unknown_gpu`.
 
     Args:
         scenario: The scenario.
@@ -192,24 +191,8 @@ def _is_measured(cluster: Cluster, kind: Literal["fabric", "network"]) -> bool:
     link = cluster.fabric if kind == "fabric" else cluster.network
     efficiency = cluster.uncertain.get(f"{kind}.efficiency")
     is_told = efficiency is not None and efficiency.source.startswith(CALIBRATED)
-    is_measured = _is_calibrated(cluster) or is_told or link.table is not None
+    is_measured = is_calibrated(cluster) or is_told or link.table is not None
     return is_measured or link == Link.ideal() or not cluster.collectives.library.startswith("nccl")
-
-
-def _is_calibrated(cluster: Cluster) -> bool:
-    """Tell whether `real.calibrate` measured the cluster."""
-    return any(each.source.startswith(_CALIBRATED) for each in cluster.uncertain.values())
-
-
-def unknown_gpu(scenario: Scenario) -> str | None:
-    """Return the name of the GPU if nothing is known of errors on such; None if something is, or nothing need be.
-
-    A job or a cluster that was measured needs no published rows. A GPU without a name has an empty one.
-    """
-    cluster = scenario.cluster
-    is_measured = bool(scenario.imported) or _is_calibrated(cluster)
-    is_known = generation(cluster.device) is not None
-    return None if is_known or is_measured or not scenario.is_of_machines else cluster.device.name
 
 
 def _is_storage_measured(scenario: Scenario) -> bool:
@@ -217,7 +200,7 @@ def _is_storage_measured(scenario: Scenario) -> bool:
     storage = scenario.cluster.storage
     paths = (*scenario.uncertain, *(f"cluster.{path}" for path in scenario.cluster.uncertain))
     has_range = any(path.startswith("cluster.storage.") for path in paths)
-    return has_range or (storage is not None and _CALIBRATED in storage.source)
+    return has_range or (storage is not None and CALIBRATION in storage.source)
 
 
 def precision(workload: Workload) -> str:

@@ -16,7 +16,6 @@ from simdist.runs.building import in_steps, lost_share
 from simdist.scenario import Interference, Scenario
 from simdist.scenario.warnings import unstated, warnings_of
 from simdist.settings.units import Elapsed, format_duration, format_share
-from simdist.studies.published_errors import unknown_gpu
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -134,9 +133,17 @@ def _derived(scenario: Scenario) -> Iterator[str]:
             yield f"disturbances[{i}]: typical losses of a machine are not added: {its}"
 
 
+def _name_of_unknown_gpu(scenario: Scenario) -> str | None:
+    if not scenario.is_of_machines:
+        return None
+    from simdist.scenario.generations import unknown_gpu
+
+    return unknown_gpu(scenario)
+
+
 def _unknown_gpu(scenario: Scenario) -> Iterator[str]:
     """Say that results have no interval if no published row is of such GPUs."""
-    name = unknown_gpu(scenario)
+    name = _name_of_unknown_gpu(scenario)
     if name:
         why = f"no published row is of GPUs like {name}, so results have no interval"
         yield f"cluster.device: {why}: write its compute_capability"
@@ -144,7 +151,7 @@ def _unknown_gpu(scenario: Scenario) -> Iterator[str]:
 
 def _unnamed_gpu(scenario: Scenario) -> Iterator[str]:
     """Say that intervals are of stated ranges only if no GPU is named."""
-    if unknown_gpu(scenario) == "" and scenario.has_ranges:
+    if _name_of_unknown_gpu(scenario) == "" and scenario.has_ranges:
         yield "cluster.device: no GPU is named, so intervals are of the stated ranges, without errors of published rows"
 
 
