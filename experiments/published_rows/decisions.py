@@ -10,7 +10,6 @@ import rows as published
 
 from simdist.runs.building import build
 from simdist.scenario import Scenario, load
-from simdist.scenario.generations import generation
 from simdist.studies.comparison import row
 from simdist.studies.draws import with_draws
 from simdist.studies.measuring import ScheduleTimes, measure
@@ -90,7 +89,7 @@ def _local_sgd() -> Iterator[Decision]:
     rows = [each for each in published.training_rows() if each.family == "A10G local SGD"]
     base = rows[0].scenario()
     scenario = base.changed(steps=64, schedules=[each.schedule for each in rows])
-    times = list(_times(scenario, generation(base.cluster.device) or "").values())
+    times = list(_times(scenario, base.cluster.device.generation or "").values())
     for each, found in zip(rows[1:], times[1:], strict=True):
         period = each.schedule["period"]
         measured = each.measured_per_s / rows[0].measured_per_s

@@ -15,11 +15,12 @@ from typing import Any
 import yaml
 
 from simdist.scenario import Scenario, load, presets
-from simdist.scenario.generations import TYPICAL_LOST, generation
 
 HERE = Path(__file__).parent
 EXPERIMENTS = HERE.parent
 STEPS = 10
+LOST = {"volta": (0.052, 0.114), "ampere": (0.023, 0.05), "hopper": (0.011, 0.015)}
+"""Typical loss of a machine, single and mixed precision (docs/how-to/describe-your-cluster.md); 5 % of older GPUs."""
 PRESETS = {"InceptionV3": "inception-v3", "ResNet-50": "resnet50", "ResNet-101": "resnet101"}
 PRESETS |= {"ResNet-152": "resnet152", "VGG16": "vgg16", "VGG-16": "vgg16"}
 
@@ -74,8 +75,8 @@ class Training:
         """Return the share that a machine is assumed to lose; 0 if its rate is an input."""
         if self.machine_per_s or self.cluster["gpus_per_node"] == 1:
             return 0.0
-        hardware = generation(load({**document, "schedules": ["sync"], "steps": 1}).cluster.device)
-        return TYPICAL_LOST[hardware or "pascal"][self.precision == "mixed"]
+        hardware = load({**document, "schedules": ["sync"], "steps": 1}).cluster.device.generation
+        return LOST.get(hardware or "", (0.05, 0.05))[self.precision == "mixed"]
 
     def scenario(self) -> Scenario:
         """Return the scenario: a third of a GPU's time is forward, and the rate of a machine tells what it loses."""

@@ -31,7 +31,6 @@ from estimate import Residual
 
 from simdist.report import page_command
 from simdist.scenario import Cluster, Interference
-from simdist.scenario.generations import generation
 from simdist.studies.comparison import row
 from simdist.studies.draws import with_draws
 from simdist.studies.published_errors import (
@@ -132,7 +131,7 @@ def of_training(row_: published.Training) -> Line:
     built = predict.built_of(scenario)
     times = predict.simulated(scenario, built)
     linear_s, ring_s = predict.training_formulas_s(row_)
-    hardware = generation(scenario.cluster.device) or ""
+    hardware = scenario.cluster.device.generation or ""
     return Line(
         row_.family,
         f"{row_.name}, {row_.n_gpus} GPUs",

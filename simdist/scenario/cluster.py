@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from simdist.plan.group import MAX_WORLD_SIZE
 from simdist.scenario.effects import WITHOUT_DATA, Uses
+from simdist.scenario.gpus import Generation, generation_of
 from simdist.scenario.link import Link
 from simdist.scenario.uncertain import Range, check_ranges
 from simdist.settings.base import Fault, Settings, SettingsGroup, refuse
@@ -33,7 +34,7 @@ _MAX_STORAGE_SERVERS = 1_000_000
 _SEEK_S = 1e-3  # heads that move take longer, flash is faster: 4.16 ms and 70 us (Seagate Exos X18, Samsung PM9A3)
 _MOST_NICS = 4  # of a GPU: AWS p5 has 32 for 8
 _OF_RDMA_S = 8e-6  # a hop takes 2.9 us (InfiniBand) to 5.7 us (RoCE), over TCP 30 us
-_VOLTA = 7.0  # compute capability
+_OLDEST_OF_NCCL = 7.0  # tuning.cc: its tables begin with Volta
 _MAX_GPUS_OF_HOST = 16  # DGX-2; 8 from A100 on
 _MAX_GPUS_OF_DOMAIN = 72  # NVIDIA GB200 NVL72
 
@@ -45,7 +46,7 @@ class Device(Settings):
     """One GPU.
 
     Args:
-        name: For people.
+        name: For people. Without `compute_capability`, it tells the generation.
         memory_nbytes: Bytes of its memory that a job can use, for a warning if a schedule needs more; unlimited if
             absent.
         memory_bandwidth_Bps: Bytes per second that elementwise work moves; unlimited if absent.
@@ -64,14 +65,19 @@ class Device(Settings):
     host_bandwidth_Bps: BytesPerSecond = math.inf
     peak_flops: Peak = Peak()
     speed: Factor = 1.0
-    compute_capability: Annotated[Factor, Field(ge=2, lt=20)] | None = None
+    compute_capability: Annotated[Factor, Field(ge=3, lt=20)] | None = None
     orthonormalize_s: Annotated[Seconds | None, Field(exclude_if=lambda seconds: seconds is None)] = None
 
     @property
+    def generation(self) -> Generation | None:
+        """The class of the GPU among published rows; None if nothing is known of it."""
+        return generation_of(self.name, self.compute_capability)
+
+    @property
     def nccl_capability(self) -> float | None:
-        """The compute capability, if NCCL's protocols are modelled for it: from Volta on."""
+        """Its compute capability where NCCL's protocols by generation are known; else None."""
         capability = self.compute_capability
-        return capability if capability is not None and capability >= _VOLTA else None
+        return None if capability is None or capability < _OLDEST_OF_NCCL else capability
 
 
 class Selection(Settings):
@@ -479,7 +485,7 @@ class Cluster(Settings):
 
     def _unused_in_collectives(self) -> Iterator[str]:
         library = self.collectives.library
-        capability = self.device.nccl_capability or 0
+        capability = self.device.compute_capability or 0
         if self.collectives.in_switch_reduction and (library == "gloo" or capability < 9):
             reason = "it is NCCL's with device.compute_capability 9.0 or more"
             yield f"cluster.collectives.in_switch_reduction has no effect: {reason}"
@@ -488,6 +494,12 @@ class Cluster(Settings):
         if self.collectives.chunkwise and library != "gloo":
             reason = f"it models rings of gloo only, and library is {library}"
             yield f"cluster.collectives.chunkwise has no effect: {reason}"
+
+    @property
+    def has_unknown_gpus(self) -> bool:
+        """Whether it names GPUs of which nothing is known, so that no interval contains the errors of a prediction."""
+        is_known = not self.device.name or self.device.generation is not None
+        return not is_known and self.collectives.library != "gloo"
 
     def _faults(self) -> list[Fault]:
         if self.world_size > MAX_WORLD_SIZE:

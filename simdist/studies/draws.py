@@ -57,8 +57,6 @@ def with_draws(
 ) -> ScheduleTimes:
     """Simulate a schedule also under draws of uncertain quantities and of the errors of published rows, if any.
 
-    There are no draws if the GPU has a name of which nothing is known: ranges alone would be too narrow.
-
     Args:
         scenario: The schedule's.
         built: The schedule; its plan is built again only where a draw changes it.
@@ -69,14 +67,11 @@ def with_draws(
         quiet: Where ranks of each kind are simulated one by one, leave out random disturbances that are not uncertain.
             This is far less work: steps then differ by their prices only, and so do draws, up to second order.
     """
-    if not (scenario.is_of_machines or doubts):
+    if doubts is None and (scenario.cluster.has_unknown_gpus or not scenario.is_of_machines):
         return measured
-    from simdist.scenario.generations import unknown_gpu
     from simdist.studies import uncertainty
     from simdist.studies.published_errors import doubted, doubts_of
 
-    if doubts is None and unknown_gpu(scenario):
-        return measured
     doubts = doubts_of(scenario) if doubts is None else doubts
     found = uncertainty.quantities(scenario)
     if not (found or doubts):

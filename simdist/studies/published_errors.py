@@ -33,7 +33,6 @@ from simdist.runs.building import lost_share
 from simdist.runs.nccl_tests import CALIBRATED
 from simdist.scenario import Cluster, Interference, Link, Scenario, Workload
 from simdist.scenario.cluster import Transport
-from simdist.scenario.generations import CALIBRATION, generation, is_calibrated, is_mixed
 
 _Kind: TypeAlias = Literal["batch", "machine", "machines", "fabric", "network", "storage", "input"]
 
@@ -60,6 +59,7 @@ _MEASURE: dict[_Kind, str] = {
     "input": "samples/s of one machine with its data, and with data that are in memory",
 }
 _OF_COMPUTING = ("batch", "machine", "machines", "input")
+_CALIBRATED = "real.calibrate"  # measures both links; one that its line meets has no range
 _OF_PCIE_BPS = 64e9  # PCIe 5.0 x16 has 63 GB/s; NVLink 1 has 80
 _TRANSPORTS: dict[Transport, str] = {
     "rdma": "RDMA",
@@ -130,14 +130,14 @@ def doubts_of(scenario: Scenario, table: _Table | None = None) -> tuple[Doubt, .
     """Return the doubts of the kinds of step that a scenario takes.
 
     A scenario takes all its numbers as exact if it has neither ranges nor interference. A cluster without known GPUs is
-    like no published row, see `simdist.scenario.generations.unknown_gpu`.
+    like no published row.
 
     Args:
         scenario: The scenario.
         table: Distributions instead of those of `published_errors.json`.
     """
     cluster = scenario.cluster
-    hardware = generation(cluster.device)
+    hardware = cluster.device.generation
     if hardware is None or not scenario.is_of_machines:
         return ()
     return kinds_of_step(scenario, hardware, of_published_rows() if table is None else table)
@@ -191,7 +191,8 @@ def _is_measured(cluster: Cluster, kind: Literal["fabric", "network"]) -> bool:
     link = cluster.fabric if kind == "fabric" else cluster.network
     efficiency = cluster.uncertain.get(f"{kind}.efficiency")
     is_told = efficiency is not None and efficiency.source.startswith(CALIBRATED)
-    is_measured = is_calibrated(cluster) or is_told or link.table is not None
+    is_calibrated = any(each.source.startswith(_CALIBRATED) for each in cluster.uncertain.values())
+    is_measured = is_calibrated or is_told or link.table is not None
     return is_measured or link == Link.ideal() or not cluster.collectives.library.startswith("nccl")
 
 
@@ -200,12 +201,12 @@ def _is_storage_measured(scenario: Scenario) -> bool:
     storage = scenario.cluster.storage
     paths = (*scenario.uncertain, *(f"cluster.{path}" for path in scenario.cluster.uncertain))
     has_range = any(path.startswith("cluster.storage.") for path in paths)
-    return has_range or (storage is not None and CALIBRATION in storage.source)
+    return has_range or (storage is not None and _CALIBRATED in storage.source)
 
 
 def precision(workload: Workload) -> str:
     """Return `single` or `mixed`."""
-    return "mixed" if is_mixed(workload) else "single"
+    return "mixed" if workload.precision in ("fp16", "bf16") else "single"
 
 
 def link_class(cluster: Cluster, kind: _Kind) -> str:

@@ -103,8 +103,7 @@ def remarks_of(scenario: Scenario) -> tuple[Remark, ...]:
     sentences: dict[Kind, Iterable[str]] = {
         "input": warnings_of(scenario),
         "derived": _derived(scenario),
-        "assumption": (*unstated(scenario.cluster, scenario.schedules), *_unnamed_gpu(scenario)),
-        "accuracy": _unknown_gpu(scenario),
+        "assumption": unstated(scenario.cluster, scenario.schedules),
     }
     return tuple(Remark(kind, text, _place(text)) for kind, texts in sentences.items() for text in texts)
 
@@ -131,28 +130,6 @@ def _derived(scenario: Scenario) -> Iterator[str]:
         elif isinstance(each, Interference) and each.typical and not lost_share(scenario, each):
             its = f"workload.utilization is that of {scenario.workload.measured_ranks} GPUs and contains them"
             yield f"disturbances[{i}]: typical losses of a machine are not added: {its}"
-
-
-def _name_of_unknown_gpu(scenario: Scenario) -> str | None:
-    if not scenario.is_of_machines:
-        return None
-    from simdist.scenario.generations import unknown_gpu
-
-    return unknown_gpu(scenario)
-
-
-def _unknown_gpu(scenario: Scenario) -> Iterator[str]:
-    """Say that results have no interval if no published row is of such GPUs."""
-    name = _name_of_unknown_gpu(scenario)
-    if name:
-        why = f"no published row is of GPUs like {name}, so results have no interval"
-        yield f"cluster.device: {why}: write its compute_capability"
-
-
-def _unnamed_gpu(scenario: Scenario) -> Iterator[str]:
-    """Say that intervals are of stated ranges only if no GPU is named."""
-    if _name_of_unknown_gpu(scenario) == "" and scenario.has_ranges:
-        yield "cluster.device: no GPU is named, so intervals are of the stated ranges, without errors of published rows"
 
 
 def _checkpoint_steps(scenario: Scenario, every: Elapsed) -> str:

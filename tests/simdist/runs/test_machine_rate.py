@@ -78,7 +78,7 @@ def test_a_rate_of_one_gpu_in_place_of_a_machine_is_refused():
         ("dgx-b200", "tf32", 0.011),
         ("v100x8-25gbit", "fp16", 0.114),
         ("gcp-t4x4-32gbit", "fp32", 0.052),
-        ("mi250x", "fp16", 0.05),
+        ("mi250x", "bf16", 0.05),
         ("mi300x", "bf16", 0.05),
     ],
 )
