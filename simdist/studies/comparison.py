@@ -4,6 +4,7 @@ All schedules are measured with the same injected delays of the same seeds (comm
 differences are not noise. Intervals are 95 % confidence intervals over seeds, from Student's t distribution.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, final
@@ -23,9 +24,10 @@ from simdist.studies.columns import ENGINE, SCHEDULE, SPEEDUP, STATE_COLUMNS, ST
 from simdist.studies.draws import shared_delays, with_draws
 from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Simulated, ValueT, facet_remarks, told
 from simdist.studies.facets import facet_columns as columns_of_facets
+from simdist.studies.known_delays import chance_remarks, chances_of, corrected
 from simdist.studies.measuring import TIMES_OF_DRAWS, Progress, ScheduleTimes, measure, times_of
 from simdist.studies.remarks import Remark, below_table, documents, remarks_of, with_remarks
-from simdist.studies.statistics import Interval, is_wide, positive_interval, ratio_interval
+from simdist.studies.statistics import NORMAL_QUANTILE, Interval, is_wide, positive_interval, ratio_interval
 from simdist.studies.tables import facets_text, table_text
 from simdist.traces.breakdown import STATES, break_down
 from simdist.traces.trace import Trace
@@ -156,11 +158,14 @@ class Comparison(list[Row]):
     ['schedule', 'step_s', 'step_s_low', 'step_s_high', 'speedup', 'speedup_low', 'speedup_high']
     """
 
-    def __init__(self, rows: Iterable[Row], *, scenario: Scenario, baseline: str, title: str) -> None:
+    def __init__(
+        self, rows: Iterable[Row], *, scenario: Scenario, baseline: str, title: str, measured: Sequence[ScheduleTimes]
+    ) -> None:
         """Take the rows.
 
         Args:
             rows: A row for each schedule.
+            measured: The times behind each row.
             scenario: The scenario that was simulated.
             baseline: Label of the schedule that speed-ups are over.
             title: Heading of tables and pictures.
@@ -169,6 +174,7 @@ class Comparison(list[Row]):
         self.scenario = scenario
         self.baseline = baseline
         self.title = title
+        self.measured = tuple(measured)
 
     @property
     def base(self) -> Row:
@@ -178,7 +184,9 @@ class Comparison(list[Row]):
     @property
     def remarks(self) -> tuple[Remark, ...]:
         """What to know beside the table: remarks on the scenario, then on the rows."""
-        return (*remarks_of(self.scenario), *facet_remarks(self.scenario, self), *too_few_seeds(self))
+        chances = chances_of(self.scenario, self[0].seeds)
+        of_chance = (*chance_remarks(chances, self.measured), *too_few_seeds(self))
+        return (*remarks_of(self.scenario), *facet_remarks(self.scenario, self), *of_chance)
 
     def document(self) -> dict[str, object]:
         """Return the comparison as JSON has it.
@@ -270,7 +278,7 @@ def compare(
     rows = [row(each, base) for each in measured]
     has_ranges = any(each.of(RANGES) or each.step_s_range for each in rows)
     title = _title(scenario, reference.name, n_seeds, has_ranges=has_ranges)
-    return Comparison(rows, scenario=scenario, baseline=reference.name, title=title)
+    return Comparison(rows, scenario=scenario, baseline=reference.name, title=title, measured=measured)
 
 
 def _check_measured(measured: Sequence[ScheduleTimes], scenario: Scenario, n_seeds: int) -> None:
@@ -374,7 +382,7 @@ def measure_with_additions(
             value = facet.measure_built(scenario, built)
         if value is not None:
             measured = replace(measured, facets=measured.facets.changed(facet, value))
-    return with_draws(scenario, built, measured, progress=progress, draw=draw)
+    return corrected(scenario, built, with_draws(scenario, built, measured, progress=progress, draw=draw))
 
 
 def range_of_trace(scenario: Scenario, built: Built, trace: Trace) -> Interval | None:
@@ -411,15 +419,30 @@ def row(measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
     found = Row(
         schedule=measured.label,
         step_s=step_s,
-        step_s_ci95=positive_interval(measured.step_s),
+        step_s_ci95=_step_interval(measured),
         speedup=speedup,
-        speedup_ci95=ratio_interval(speedup, baseline.step_s, measured.step_s),
+        speedup_ci95=_speedup_interval(speedup, measured, baseline),
         engine=measured.engine,
         seeds=len(measured.step_s),
         facets=measured.facets,
         **means,
     )
     return with_ranges(found, measured, baseline)
+
+
+def _step_interval(measured: ScheduleTimes) -> Interval | None:
+    if math.isinf(measured.unseen_s):
+        return None
+    return positive_interval(measured.step_s, error=measured.unseen_s / NORMAL_QUANTILE)
+
+
+def _speedup_interval(speedup: float, measured: ScheduleTimes, baseline: ScheduleTimes) -> Interval | None:
+    if measured is baseline:
+        return None if len(measured.step_s) == 1 else (1.0, 1.0)
+    unseen = math.hypot(*(each.unseen_s / float(each.step_s.mean()) for each in (measured, baseline)))
+    if math.isinf(unseen):
+        return None
+    return ratio_interval(speedup, baseline.step_s, measured.step_s, error=speedup * unseen / NORMAL_QUANTILE)
 
 
 def with_ranges(found: Row, measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
