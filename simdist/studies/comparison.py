@@ -50,7 +50,7 @@ class Row:
     intervals are None with a single seed. `facets` has optional topics, such as epochs: `row.of(EPOCHS)`.
 
     Only where something is `uncertain` there are ranges, in which the truth lies with 90 %: what the seeds and what the
-    uncertain quantities leave open together; in JSON their ends are `step_s_lo` and so on.
+    uncertain quantities leave open together; in JSON they are `step_s_range90` and `speedup_range90`.
     """
 
     schedule: str
@@ -115,7 +115,7 @@ class Row:
             memory_nbytes (int): Of a sharded or too large model: peak bytes on a device.
             memory_of_nbytes (object): The same by use: `parameters`, `optimizer`, `units` (gathered parameters),
                 `gradients`, `activations`, `communication`, `other`.
-            step_s_lo, step_s_hi, speedup_lo, speedup_hi (float): With `uncertain` values: 90 % intervals from seeds,
+            step_s_range90, speedup_range90 (list): With `uncertain` values: `[low, high]`, 90 % intervals from seeds,
                 these values and published errors.
         """
         return self._usual() | self.facets.document() | self._ranges()
@@ -137,11 +137,8 @@ class Row:
         }
 
     def _ranges(self) -> dict[str, object]:
-        found: dict[str, object] = {}
-        for key, pair in (("step_s", self.step_s_range), ("speedup", self.speedup_range)):
-            if pair:
-                found[f"{key}_lo"], found[f"{key}_hi"] = pair
-        return found
+        pairs = {"step_s_range90": self.step_s_range, "speedup_range90": self.speedup_range}
+        return {key: pair for key, pair in pairs.items() if pair}
 
 
 def _scaled(interval: Interval | None, factor: float) -> Interval | None:
@@ -155,7 +152,7 @@ class Comparison(list[Row]):
     >>> from simdist.scenario import load
     >>> rows = compare(load("cloud-stragglers").changed(steps=8), n_seeds=2)
     >>> rows.frame().columns[:7].tolist()
-    ['schedule', 'step_s', 'step_s_low', 'step_s_high', 'speedup', 'speedup_low', 'speedup_high']
+    ['schedule', 'step_s', 'step_s_ci95_low', 'step_s_ci95_high', 'speedup', 'speedup_ci95_low', 'speedup_ci95_high']
     """
 
     def __init__(
@@ -302,8 +299,8 @@ def _title(scenario: Scenario, baseline: str, n_seeds: int, *, has_ranges: bool)
 def frame(rows: Sequence[Row]) -> "pd.DataFrame":
     """Return a speed-up table as a pandas frame, with the columns of the results of sweeps.
 
-    The ends of an interval such as `step_s_ci95` are two columns, `step_s_low` and `step_s_high`. Facets that say
-    something add theirs.
+    The ends of an interval such as `step_s_ci95` are two columns, `step_s_ci95_low` and `step_s_ci95_high`. Facets that
+    say something add theirs.
     """
     from simdist.studies.columns import frame_of_records
 

@@ -53,8 +53,8 @@ def frame(*folders: str | Path, baseline: str | None = None) -> "pd.DataFrame":
 
     Columns:
         point, case, and a column for each field that is varied, in SI units; source, schedule, kind; step_s, speedup
-        (both with `_low` and `_high`, the 95 % interval over seeds), compute_s, comm_s, wait_s, io_s, host_s; engine,
-        seeds; failed and error, empty where nothing failed. The data dictionary has all.
+        (both with `_ci95_low` and `_ci95_high`, the interval over seeds), compute_s, comm_s, wait_s, io_s, host_s;
+        engine, seeds; failed and error, empty where nothing failed. The data dictionary has all.
 
     Raises:
         ScenarioError: A folder holds neither a sweep nor runs.
