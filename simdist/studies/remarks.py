@@ -170,9 +170,14 @@ def _derived(scenario: Scenario) -> Iterator[str]:
         if isinstance(each, Interference) and each.machine_samples_per_s:
             share = lost_share(scenario, each)
             lost = f"loses {format_share(share)} of forward and backward beside communication"
-            rate = f"as it was measured at {each.machine_samples_per_s:g} samples/s"
+            which = f"{each.rate_ranks} GPUs" if each.rate_ranks else "it"
+            verb = "were" if each.rate_ranks and each.rate_ranks > 1 else "was"
+            rate = f"as {which} {verb} measured at {each.machine_samples_per_s:g} samples/s"
             rate += "" if share else ", more than simulated: forward and backward take too long"
             yield f"disturbances[{i}]: one machine {lost}, {rate}"
+        elif isinstance(each, Interference) and each.typical and not lost_share(scenario, each):
+            its = f"workload.utilization is that of {scenario.workload.measured_ranks} GPUs and contains them"
+            yield f"disturbances[{i}]: typical losses of a machine are not added: {its}"
 
 
 def _checkpoint_steps(scenario: Scenario, every: Elapsed) -> str:
