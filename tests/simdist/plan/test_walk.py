@@ -242,7 +242,7 @@ def assert_repetitions_need_only_the_one_before(plan: Plan) -> None:
     for stretch in stretches(plan):
         if stretch.times > 1:
             needed = [back for each in stretch.templates for back in (each.previous, *each.after) if back is not None]
-            assert max(needed) <= len(stretch.templates)
+            assert max(needed, default=0) <= len(stretch.templates)
 
 
 @examples(200)
