@@ -35,12 +35,13 @@ def as_in_a_file(sweep: Mapping[str, object], keys: type[Settings]) -> dict[str,
             found[field.alias] = in_si(name, found.pop(name))
     scenario = _loaded(found.get("scenario"))
     if scenario is not None:
-        if isinstance(vary := found.get("vary"), dict):
-            found["vary"] = dict(_varied(scenario, ("vary", key), key, values) for key, values in vary.items())
-        if isinstance(cases := found.get("cases"), list | tuple):
-            found["cases"] = [
-                _case(scenario, number, each) if isinstance(each, dict) else each for number, each in enumerate(cases)
-            ]
+        match found.get("vary"):
+            case dict() as vary:
+                pairs = (_varied(scenario, ("vary", key), key, values) for key, values in vary.items())
+                found["vary"] = dict(pairs)
+        match found.get("cases"):
+            case list() | tuple() as cases:
+                found["cases"] = [_case(scenario, number, each) for number, each in enumerate(cases)]
         if not isinstance(found["scenario"], str):
             in_file = strict_yaml.parse(scenarios.dump(scenario)).root
             found["scenario"] = as_written(scenario, in_file, found["scenario"])
@@ -60,7 +61,10 @@ def _loaded(base: object) -> Scenario | None:
     return None
 
 
-def _case(scenario: Scenario, number: int, case: Mapping[Any, Any]) -> dict[Any, Any]:
+def _case(scenario: Scenario, number: int, case: Any) -> Any:
+    """Return a case as a file has it; what is none is told with its place."""
+    if not isinstance(case, dict):
+        return case
     found: dict[Any, Any] = {}
     for key, value in case.items():
         if key == _NAME:
