@@ -6,8 +6,9 @@ Each calls the package that answers the question, and warns of the doubts among 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from simdist.errors import ScenarioError, TraceError
 from simdist.scenario import AnyScenario, load
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from simdist.profiles import ImportedJob, ImportOptions
     from simdist.stragglers.answer import WhatifAnswer
     from simdist.studies.comparison import Comparison
+    from simdist.studies.enough_seeds import EnoughSeeds
     from simdist.studies.facets import Facet
     from simdist.studies.measuring import Progress, ScheduleTimes
     from simdist.studies.validated_run import ValidatedRun
@@ -36,47 +38,57 @@ __all__ = ["compare", "import_traces", "learn", "results", "simulate", "sweep", 
 _EVALUATIONS = 20  # of a training run
 
 
-def compare(
+def compare(  # noqa: PLR0913 (one for each option)
     scenario: AnyScenario,
     *,
     baseline: str | None = None,
-    n_seeds: int = 20,
+    n_seeds: "int | Literal['auto'] | EnoughSeeds" = 20,
     engine: "Engine" = "auto",
     progress: "Progress | None" = None,
     measured: "list[ScheduleTimes] | None" = None,
     actors: "Sequence[Actor]" = (),
     facets: "Sequence[Facet[Any]] | None" = None,
+    warm_up: int = 0,
 ) -> "Comparison":
     """Return the speed-up table of a scenario, in the order of its schedules.
 
     Args:
         scenario: What `simdist.load` takes, or a scenario.
         baseline: Label or kind of the schedule that the others are compared with; `sync` or the first if None.
-        n_seeds: Seeds, counted up from the scenario's.
+        n_seeds: Seeds, counted up from the scenario's. With `auto`, as many as it takes to know every number within
+            1 %; with `simdist.studies.enough_seeds.EnoughSeeds`, within another share.
         engine: `auto` takes the fast engine wherever it is exact.
         progress: Called with a schedule's label, rank-steps done and rank-steps in all.
         measured: The times of each schedule are appended when they are there. After Ctrl-C, a call with the same list
             goes on with the first schedule that it lacks.
         actors: Processes of the user, see `simdist.engines.actors`; each schedule and seed starts them anew.
         facets: Optional topics, see `simdist.studies.facets`. None: those that ship.
+        warm_up: First steps that are left out of the means, and with them what the end of a run adds.
 
     Raises:
-        ScenarioError: There is no such baseline, or `measured` has the times of another scenario.
+        ScenarioError: There is no such baseline, `measured` has the times of another scenario, or `warm_up` does not
+            fit.
         PlanError: A schedule does not fit the cluster.
         UnsupportedError: `fast` was asked for and cannot compute a schedule exactly.
     """
     from simdist.studies import comparison, remarks
     from simdist.studies.facets import FACETS
 
-    found = comparison.compare(
+    ask: Callable[..., Comparison] = comparison.compare
+    if not isinstance(n_seeds, Integral):
+        from simdist.studies.enough_seeds import compare_with_enough
+
+        ask = compare_with_enough
+    found: Comparison = ask(
         scenario,
         baseline=baseline,
-        n_seeds=n_seeds,
+        n_seeds=n_seeds,  # type: ignore[arg-type]
         engine=engine,
         progress=progress,
         measured=measured,
         actors=actors,
         facets=FACETS if facets is None else facets,
+        warm_up=warm_up,
     )
     remarks.warn_of(found.scenario.name, found.remarks)
     return found

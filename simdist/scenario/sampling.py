@@ -19,7 +19,6 @@ Where recordings are resampled, the block that a run has at a place follows from
 disturbance: what was recorded together stays together. It has a key of its own, and 16 blocks a tile.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, assert_never, final
@@ -245,7 +244,7 @@ class _Source:
             case kinds.Interference(lost=lost, noise=noise):
                 assert lost is not None, "lost_share tells it"
                 lost_s = lost * self._compute_s[:, np.newaxis]
-                shares = kinds.Exponential(mean_s=noise / _mean_of_longest(self._ranks_per_node))
+                shares = kinds.Exponential(mean_s=noise / kinds.mean_of_longest(self._ranks_per_node))
                 return self._evenly(lost_s * (1.0 - noise + _continuous(shares, uniforms, start, stop)))
             case kinds.CustomDisturbance() as custom:
                 return self._custom(custom, start, stop)
@@ -408,11 +407,6 @@ def _pausing_working_or_playing(
     if isinstance(disturbance, kinds.Pauses):
         return Pausing(disturbance, uniforms)
     return Working(disturbance, uniforms, compute_s, micro_batches, seeds)
-
-
-def _mean_of_longest(n: int) -> float:
-    """Return the mean of the longest of some exponential delays of mean 1."""
-    return math.fsum(1 / i for i in range(1, n + 1))
 
 
 def _grown(sets_in: tuple[int, int] | None, start: int, stop: int) -> _Floats:

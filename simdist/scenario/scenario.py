@@ -493,7 +493,7 @@ class Scenario(Settings):
                 which = "what is staged in stays, and nothing else" if is_staged else "nothing"
                 yield f"input.data.eviction has no effect: {which} that is kept has a capacity"
         ranges = {*cluster.uncertain, *(path.removeprefix("cluster.") for path in self.uncertain)}
-        is_nccl = cluster.collectives.library != "gloo" and cluster.device.compute_capability is not None
+        is_nccl = cluster.collectives.library != "gloo" and cluster.device.nccl_capability is not None
         if "fabric.latency" in ranges and is_nccl:
             own = "has no effect on NCCL's rings and trees: they have NCCL's own hops"
             yield f"the range of cluster.fabric.latency {own}"
@@ -516,7 +516,7 @@ class Scenario(Settings):
         )
         found = (*schedule.unused_settings(job), *schedule.unused_in(job))
         yield from (f"{place} ({schedule.name}) {sentence}" for sentence in found)
-        is_nccl = cluster.collectives.library != "gloo" and cluster.device.compute_capability is not None
+        is_nccl = cluster.collectives.library != "gloo" and cluster.device.nccl_capability is not None
         if is_nccl and schedule.algorithm == "tree":
             yield f"{place}.algorithm tree sends whole buffers along one tree: NCCL's Tree is double_tree"
         is_half = isinstance(schedule, GradientSchedule) and schedule.compression == "fp16"
