@@ -84,7 +84,7 @@ class LoadCosts:
         self._topology = topology
         self._decode_s = workload.decode_s
         self._storage, self._disk, self._memory = _levels_of(plan, cluster)
-        self._disk_first_s = max(self._disk.latency_s - 1 / self._disk.operations_per_s, 0.0)  # besides its operation
+        self._disk_first_s = max(self._disk.latency_s - 1 / self._disk.files_per_s, 0.0)  # besides its operation
         self._node = np.arange(topology.world_size) // topology.ranks_per_node
         self._cores_per_rank = (cluster.host.cores_per_node or math.inf) / topology.ranks_per_node
         self._limits = np.isfinite(capacity_Bps)

@@ -185,7 +185,7 @@ class _Pricing:
         if disk := self._cluster.disk:
             capacity_Bps[topology.disk_read(nodes)] = disk.read_Bps
             capacity_Bps[topology.disk_write(nodes)] = disk.write_Bps
-            capacity_Bps[topology.disk_operations(nodes)] = disk.operations_per_s
+            capacity_Bps[topology.disk_operations(nodes)] = disk.files_per_s
         if memory := self._cluster.memory:
             capacity_Bps[topology.memory(nodes)] = memory.bandwidth_Bps
         if self._cluster.host.cores_per_node:
