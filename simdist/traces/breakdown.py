@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import TraceError, require
-from simdist.plan.lanes import COMM, LaneKind
+from simdist.plan.lanes import COMM, IO, LaneKind
 from simdist.plan.walk import Template, stretches
 from simdist.traces.links import Held
 from simdist.traces.trace import Trace, late_shares
@@ -366,6 +366,7 @@ class Attribution:
         self._gaps: list[tuple[_Times, _Times]] = []  # begin and end
         self._overlaps: list[tuple[int, _Collective]] = []  # number of a gap, and a collective that is open then
         self._begin_s: _Times = np.zeros(n_seeds)  # times count from here on
+        self._load_lanes: dict[str, None] = {}  # of workers that load whole batches
         self._seen: set[Hashable] = set()
         self._known: dict[tuple[Hashable, bytes], _Added] = {}
 
@@ -381,6 +382,7 @@ class Attribution:
             self._now.queued_s = unpacked(
                 self._now.last_end_s[COMM.name], len(self._totals.gap_s)
             )  # before there were several lanes
+        loaded_s = [self._now.last_end_s[name] for name in self._load_lanes if name in self._now.last_end_s]
         self._now.last_end_s[lane.name] = end_s
         n_ranks = len(self._totals.gap_s)
         is_packed = len(ready_s) != n_ranks or len(start_s) != n_ranks or len(end_s) != n_ranks
@@ -400,6 +402,10 @@ class Attribution:
                 ready_s, start_s, end_s = (np.maximum(at_s, beyond_s) for at_s in (ready_s, start_s, end_s))
             self._now.open.collectives.append(_Collective(index, ready_s, start_s, end_s))
         elif lane.kind == "io":
+            if lane.name != IO.name:  # beside those of other workers: only the part beyond them
+                self._load_lanes.setdefault(lane.name)
+                for beyond_s in loaded_s:
+                    start_s, end_s = np.maximum(start_s, beyond_s), np.maximum(end_s, beyond_s)
             self._now.open.loads.append(_Transfer(index, start_s, end_s))
         elif lane.kind == "save":
             self._now.open.saves.append(_Transfer(index, start_s, end_s))
