@@ -173,7 +173,8 @@ def of_storage(row_: storages.Reading) -> Line:
     built = row_.built()
     simulated_s = row_.step_s(built, built.costs)
     kind = row_.kind(simulated_s)
-    return Line(row_.family, row_.name, kind, kind, 0, row_.n_gpus, row_.measured_s, simulated_s, 0.0, 0.0, 0.0)
+    classes = f"{kind}+{estimate.SHORT}" if row_.computing_s < estimate.SHORT_S else kind
+    return Line(row_.family, row_.name, kind, classes, 0, row_.n_gpus, row_.measured_s, simulated_s, 0.0, 0.0, 0.0)
 
 
 Predicted = tuple[published.Training | published.Collective | storages.Reading, Line]
@@ -393,8 +394,9 @@ def doubts_table() -> Iterator[str]:
         for name, entry in classes.items():
             yield f"| {kind} | {name or 'all'} | {entry['rows']} | {entry['families']} | {_ends(entry['logs'][0])}"
     sizes = ("16 KiB", "2 MiB", "256 MiB")
-    for kind, entry in document["storage"].items():
-        yield f"| {kind} | all | {entry['rows']} | {entry['families']} | {_ends(entry['logs'][0])}"
+    for kind, entry in document["storage"]["classes"].items():
+        for length, logs in zip(("short steps", "long steps"), entry["logs"], strict=True):
+            yield f"| {kind} | {length} | {entry['rows']} | {entry['families']} | {_ends(logs)}"
     for name, entry in document["collectives"]["classes"].items():
         for size, logs in zip(sizes, entry["logs"], strict=True):
             counts = f"{entry['rows']} | {entry['families']}"

@@ -88,6 +88,11 @@ def open_input(
     dataset = plan.dataset
     if dataset is None:
         raise ScenarioError(f"plan {plan.name} has no data set to read: give its scenario `data`, or leave the URL out")
+    if dataset.workers:
+        raise ScenarioError(
+            f"plan {plan.name}: input.num_workers: workers of a DataLoader are simulated; here threads of each rank "
+            f"share a batch: write readers, decode_workers and prefetch instead"
+        )
     place = RankPlace(rank, plan.world_size, rank % dataset.ranks_per_node, dataset.ranks_per_node)
     with ExitStack() as stack:
         storage = open_storage(options.url, timeout_s=options.timeout_s, stop=failed)

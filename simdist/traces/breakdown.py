@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import TraceError, require
-from simdist.plan.lanes import COMM, IO, LaneKind
+from simdist.plan.lanes import COMM, IO, Lane, LaneKind
 from simdist.plan.walk import Template, stretches
 from simdist.traces.links import Held
 from simdist.traces.trace import Trace, late_shares
@@ -382,7 +382,6 @@ class Attribution:
             self._now.queued_s = unpacked(
                 self._now.last_end_s[COMM.name], len(self._totals.gap_s)
             )  # before there were several lanes
-        loaded_s = [self._now.last_end_s[name] for name in self._load_lanes if name in self._now.last_end_s]
         self._now.last_end_s[lane.name] = end_s
         n_ranks = len(self._totals.gap_s)
         is_packed = len(ready_s) != n_ranks or len(start_s) != n_ranks or len(end_s) != n_ranks
@@ -402,11 +401,7 @@ class Attribution:
                 ready_s, start_s, end_s = (np.maximum(at_s, beyond_s) for at_s in (ready_s, start_s, end_s))
             self._now.open.collectives.append(_Collective(index, ready_s, start_s, end_s))
         elif lane.kind == "io":
-            if lane.name != IO.name:  # beside those of other workers: only the part beyond them
-                self._load_lanes.setdefault(lane.name)
-                for beyond_s in loaded_s:
-                    start_s, end_s = np.maximum(start_s, beyond_s), np.maximum(end_s, beyond_s)
-            self._now.open.loads.append(_Transfer(index, start_s, end_s))
+            self._now.open.loads.append(self._load(index, lane, start_s, end_s))
         elif lane.kind == "save":
             self._now.open.saves.append(_Transfer(index, start_s, end_s))
         if self._held and lane.kind not in ("host", "compute"):
@@ -414,6 +409,14 @@ class Attribution:
                 self._now.open.held.append((name, lane.kind, np.maximum(end_s - seconds, start_s), end_s))
         if self._now.gaps and lane.kind == "comm":
             self._reach_back()
+
+    def _load(self, index: int, lane: Lane, start_s: _Times, end_s: _Times) -> _Transfer:
+        """Return a load; of a worker, only the part that is beyond the earlier loads of other workers."""
+        if lane.name != IO.name:
+            self._load_lanes[lane.name] = None
+            for beyond_s in (self._now.last_end_s[name] for name in self._load_lanes if name != lane.name):
+                start_s, end_s = np.maximum(start_s, beyond_s), np.maximum(end_s, beyond_s)
+        return _Transfer(index, start_s, end_s)
 
     def _end_gap(self, after: set[int], start_s: _Times) -> None:
         """End a gap by a compute operation that waited for `after`."""
