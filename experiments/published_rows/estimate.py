@@ -187,34 +187,54 @@ def table(residuals: Iterable[Residual]) -> dict[str, Any]:
 def _of_storage(residuals: Sequence[Residual], kind: str) -> dict[str, Any]:
     """Return the distributions of a kind of steps that read from storage: of short steps and of long ones.
 
-    Short steps of both kinds are pooled. Their error is what the host does besides, whatever the storage does.
+    Short steps of both kinds are pooled. Their error is what the host does besides, whatever the storage does. Three
+    families tell little of how far families are apart. So short steps and those that wait for the storage do it together.
     """
     short = [each for each in residuals if each.kind in STORAGE and SHORT in each.classes]
-    long = [each for each in residuals if each.kind == kind and SHORT not in each.classes]
-    return _counted([*short, *long], [predictive(part) for part in (short, long)])
+    waiting, computing = (
+        [each for each in residuals if each.kind == one and SHORT not in each.classes] for one in STORAGE
+    )
+    apart = [short, waiting]
+    found = [
+        predictive(short, apart),
+        predictive(waiting, apart) if kind == "storage" else predictive(computing, [computing]),
+    ]
+    return _counted([*short, *(waiting if kind == "storage" else computing)], found)
 
 
-def predictive(residuals: Sequence[Residual]) -> NDArray[np.float64]:
+def predictive(residuals: Sequence[Residual], apart: Sequence[Sequence[Residual]]) -> NDArray[np.float64]:
     """Return the quantiles of a row of a further family, given rows of few families, of which each weighs the same.
 
-    With the mean m of the families, their variance b and the variance w within them, the quantile at p is
+    With the mean m of n families, the variance w within them, and the variance b between families, the quantile at p is
 
         m +- sqrt(z^2 w + t^2 (1 + 1/n) b)
 
-    where t and z are those of Student's distribution with n - 1 degrees of freedom and of the normal distribution. The
-    outermost quantiles are those in the middle of the outermost intervals of places.
+    where z and t are those of the normal distribution and of Student's. The outermost quantiles are those in the middle
+    of the outermost intervals of places.
+
+    Args:
+        residuals: The rows.
+        apart: Rows that tell b. Each part adds its families less one to the degrees of freedom.
     """
+    squares, freedom = 0.0, 0
+    for part in apart:
+        means = np.array([np.mean(logs) for logs in _by_family(part)])
+        squares += float(((means - means.mean()) ** 2).sum())
+        freedom += len(means) - 1
+    of_families = _by_family(residuals)
+    within = float(np.mean([np.var(logs) for logs in of_families]))
+    between = squares / max(freedom, 1) * (1 + 1 / len(of_families))
+    end = 0.5 / (N_PLACES - 1)
+    at = np.clip(np.linspace(0, 1, N_PLACES), end, 1 - end)
+    reach = np.sqrt(norm.ppf(at) ** 2 * within + t.ppf(at, max(freedom, 1)) ** 2 * between)
+    return np.asarray(np.mean([np.mean(logs) for logs in of_families]) + np.sign(at - 0.5) * reach)
+
+
+def _by_family(residuals: Sequence[Residual]) -> list[list[float]]:
     logs: dict[str, list[float]] = {}
     for each in residuals:
         logs.setdefault(each.family, []).append(each.log)
-    n = len(logs)
-    means = np.array([np.mean(of) for of in logs.values()])
-    within = float(np.mean([np.var(of) for of in logs.values()]))
-    between = float(means.var(ddof=1)) if n > 1 else 0.0
-    end = 0.5 / (N_PLACES - 1)
-    at = np.clip(np.linspace(0, 1, N_PLACES), end, 1 - end)
-    reach = np.sqrt(norm.ppf(at) ** 2 * within + t.ppf(at, max(n - 1, 1)) ** 2 * (1 + 1 / n) * between)
-    return np.asarray(means.mean() + np.sign(at - 0.5) * reach)
+    return list(logs.values())
 
 
 def pooled(collectives: Sequence[Residual], kind: str) -> list[Residual]:
