@@ -6,8 +6,8 @@ as one of the class. So a class with few families resembles the kind as a whole,
 Quantiles of few families lie too close together. So the distributions of a kind are widened around their medians, by
 the least factor with which 90 % intervals hold enough rows of families that are left out. This factor is that of all
 classes of the kind. A class of collectives with few families takes that of a predictive interval, if it is larger: a
-further family differs from n families as Student's t distribution with n - 1 degrees of freedom tells. Steps that read
-from storage have few families: their distribution is a predictive one.
+further family differs from n families as Student's t distribution with n - 1 degrees of freedom tells. Steps that wait
+for storage, and short steps that read, have few families: their distribution is a predictive one.
 """
 
 import math
@@ -176,7 +176,7 @@ def table(residuals: Iterable[Residual]) -> dict[str, Any]:
     for kind in ("fabric", "network"):
         of_kind = pooled(collectives, kind)
         classes |= _of_sizes(of_kind, names(each for each in of_kind if kind in each.classes)[1:])
-    storage = {kind: _of_storage(residuals, kind) for kind in STORAGE}
+    storage = {kind: of_storage(residuals, kind) for kind in STORAGE}
     return {
         "training": training,
         "collectives": {"sizes": list(SIZES), "classes": classes},
@@ -184,22 +184,24 @@ def table(residuals: Iterable[Residual]) -> dict[str, Any]:
     }
 
 
-def _of_storage(residuals: Sequence[Residual], kind: str) -> dict[str, Any]:
+def of_storage(residuals: Sequence[Residual], kind: str) -> dict[str, Any]:
     """Return the distributions of a kind of steps that read from storage: of short steps and of long ones.
 
     Short steps of both kinds are pooled. Their error is what the host does besides, whatever the storage does. Three
-    families tell little of how far families are apart. So short steps and those that wait for the storage do it together.
+    families tell little of how far families are apart. So short steps and those that wait for storage do it together.
     """
     short = [each for each in residuals if each.kind in STORAGE and SHORT in each.classes]
     waiting, computing = (
         [each for each in residuals if each.kind == one and SHORT not in each.classes] for one in STORAGE
     )
     apart = [short, waiting]
-    found = [
-        predictive(short, apart),
-        predictive(waiting, apart) if kind == "storage" else predictive(computing, [computing]),
-    ]
-    return _counted([*short, *(waiting if kind == "storage" else computing)], found)
+    long = waiting
+    of_long = predictive(waiting, apart)
+    if kind == "input":
+        long = computing
+        factor = max(widening(computing), of_few_families(computing, ""))
+        of_long = widened(distribution(computing, ""), factor)
+    return _counted([*short, *long], [predictive(short, apart), of_long])
 
 
 def predictive(residuals: Sequence[Residual], apart: Sequence[Sequence[Residual]]) -> NDArray[np.float64]:

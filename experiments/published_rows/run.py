@@ -51,6 +51,7 @@ NOT_ALIKE = {
     "16 H100 in two machines over InfiniBand, reported as slow": "its user reports that it is slow",
     "16 A100 in two machines over RoCE, Oracle's tutorial": "it carries a third of what its like do",
     "A10G local SGD": "its link is PCIe without peer-to-peer copies",
+    **{f"HKBU 2080 Ti {way}": "as that of the A10G" for way in ("BSP", "WFBP", "MG-WFBP")},
     storages.CACHED: "it reads up to 2.4 times what its file system delivers, so files were in memory",
 }
 """Families that no doubt is estimated from, with the reason. They are predicted like all others."""
