@@ -34,11 +34,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.tables import shown, table
 from simdist.cost import Costs, Stage, Transfer, price
-from simdist.engines.des import rare_collections
 from simdist.engines.network.flows import Flow, Flows, nothing
 from simdist.engines.network.fluid import FluidNetwork, Timeline
 from simdist.engines.observers import WholeTrace
-from simdist.engines.run import run
+from simdist.engines.run import rare_collections, run
 from simdist.plan import AllReduce, Buffer, Delay, Plan, Wait
 from simdist.plan.group import Group
 from simdist.scenario.cluster import Cluster, Link

@@ -96,7 +96,7 @@ workload:
   batch_size: 2
   forward: 4 ms
   backward: 9 ms
-schedules: [{{kind: fsdp, reshard_after_forward: 4}}]
+schedules: [{schedule}]
 disturbances: [{{kind: pauses, on: host, every: [3, 5], delay: 50 ms, ranks: [0, 3]}}]
 steps: 4
 """
@@ -263,7 +263,8 @@ def questions(*, quick: bool) -> list[Question]:
     found.append(Question(f"simulate, fsdp on {n_large:,} GPUs, 100 steps", by_fast, {"job.yaml": large}))
     found.append(Question("whatif, 16 ranks", ("whatif", stragglers), {}))
     n_nodes = 2 if quick else 1024
-    groups = {"job.yaml": MANY_GROUPS.format(nodes=n_nodes)}
+    schedule = "{kind: fsdp, reshard_after_forward: 4}"
+    groups = {"job.yaml": MANY_GROUPS.format(nodes=n_nodes, schedule=schedule)}
     found.append(Question(f"whatif, groups of 4 of {8 * n_nodes:,} GPUs", ("whatif", "job.yaml"), groups))
     simulated = ("simulate", stragglers, "-o", "run")
     found.append(Question("report, 16 ranks", ("report", "run", "-o", "page.html"), {}, before=simulated))

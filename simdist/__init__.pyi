@@ -1,9 +1,9 @@
 from collections.abc import Callable, Mapping
 
 from simdist import errors as errors
-from simdist.questions import import_traces, learn, results, sweep, tune, validate, whatif
+from simdist.questions import compare, import_traces, learn, results, simulate, sweep, tune, validate, whatif
 from simdist.report.notebooks import html_of, plot
-from simdist.runs.building import build, simulate
+from simdist.runs.building import build
 from simdist.scenario import Scenario, load
 from simdist.scenario import presets as presets
 from simdist.schedules import (
@@ -20,7 +20,6 @@ from simdist.schedules import (
     Sync,
     Torus,
 )
-from simdist.studies.comparison import compare
 
 __all__ = [
     "FSDP",

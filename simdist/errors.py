@@ -1,4 +1,4 @@
-"""Every error that simdist raises on purpose.
+"""Every error that simdist raises on purpose, and its warning.
 
 A message says what is wrong, where, the value that was found and what would be right. The command line prints it
 without a traceback and exits with 2 for wrong input (the `ValueError` and `NotImplementedError` leaves) or 1 for a run
@@ -15,6 +15,10 @@ _NAMED = 8  # operations that wait, in one message
 
 class SimdistError(Exception):
     """Root of every error that simdist raises on purpose."""
+
+
+class SimdistWarning(UserWarning):
+    """A number of an answer is doubtful; see `simdist.studies.remarks`."""
 
 
 class ScenarioError(SimdistError, ValueError):

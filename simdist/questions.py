@@ -1,31 +1,115 @@
 """The questions of the commands as functions, with plain arguments: `simdist.tune("job.yaml", global_every=8)`.
 
-Each calls the package that answers the question. `compare`, `simulate` and `load` need no other arguments than the
-packages take, so `simdist` exports them from there.
+Each calls the package that answers the question, and warns of the doubts among the answer's remarks.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from simdist.errors import TraceError
 from simdist.scenario import AnyScenario, load
 
 if TYPE_CHECKING:
+    from simdist.engines.actors import Actor
+    from simdist.engines.choose import Engine
+    from simdist.engines.live import ChangeListener
     from simdist.learning.answer import LearnedSchedules
     from simdist.profiles import ImportedJob, ImportOptions
     from simdist.stragglers.answer import WhatifAnswer
+    from simdist.studies.comparison import Comparison
+    from simdist.studies.facets import Facet
+    from simdist.studies.measuring import Progress, ScheduleTimes
     from simdist.studies.validated_run import ValidatedRun
     from simdist.sweeps.definition import Sweep
     from simdist.sweeps.driver import Swept
     from simdist.sweeps.table import Table
+    from simdist.traces.trace import Trace
     from simdist.tuning import Tuned
 
-__all__ = ["import_traces", "learn", "results", "sweep", "tune", "validate", "whatif"]
+__all__ = ["compare", "import_traces", "learn", "results", "simulate", "sweep", "tune", "validate", "whatif"]
 
 _EVALUATIONS = 20  # of a training run
+
+
+def compare(
+    scenario: AnyScenario,
+    *,
+    baseline: str | None = None,
+    n_seeds: int = 20,
+    engine: "Engine" = "auto",
+    progress: "Progress | None" = None,
+    measured: "list[ScheduleTimes] | None" = None,
+    actors: "Sequence[Actor]" = (),
+    facets: "Sequence[Facet[Any]] | None" = None,
+) -> "Comparison":
+    """Return the speed-up table of a scenario, in the order of its schedules.
+
+    Args:
+        scenario: What `simdist.load` takes, or a scenario.
+        baseline: Label or kind of the schedule that the others are compared with; `sync` or the first if None.
+        n_seeds: Seeds, counted up from the scenario's.
+        engine: `auto` takes the fast engine wherever it is exact.
+        progress: Called with a schedule's label, rank-steps done and rank-steps in all.
+        measured: The times of each schedule are appended when they are there. After Ctrl-C, a call with the same list
+            goes on with the first schedule that it lacks.
+        actors: Processes of the user, see `simdist.engines.actors`; each schedule and seed starts them anew.
+        facets: Optional topics, see `simdist.studies.facets`. None: those that ship.
+
+    Raises:
+        ScenarioError: There is no such baseline, or `measured` has the times of another scenario.
+        PlanError: A schedule does not fit the cluster.
+        UnsupportedError: `fast` was asked for and cannot compute a schedule exactly.
+    """
+    from simdist.studies import comparison, remarks
+    from simdist.studies.facets import FACETS
+
+    found = comparison.compare(
+        scenario,
+        baseline=baseline,
+        n_seeds=n_seeds,
+        engine=engine,
+        progress=progress,
+        measured=measured,
+        actors=actors,
+        facets=FACETS if facets is None else facets,
+    )
+    remarks.warn_of(found.scenario.name, found.remarks)
+    return found
+
+
+def simulate(
+    scenario: AnyScenario,
+    *,
+    label: str | None = None,
+    engine: "Engine" = "auto",
+    actors: "Sequence[Actor]" = (),
+    observers: "Sequence[ChangeListener]" = (),
+) -> "Trace":
+    """Simulate one schedule of a scenario with the delays and link changes of its seed.
+
+    Args:
+        scenario: What `simdist.load` takes, or a scenario.
+        label: Label of the schedule; the first schedule if None.
+        engine: `auto` takes the fast engine if it is exact.
+        actors: The user's processes, see `simdist.engines.actors`. They end with the last rank.
+        observers: Called with each `simdist.engines.live.Change`, in order of time.
+
+    Raises:
+        ScenarioError: No schedule has that label.
+        PlanError: The schedule does not fit the cluster.
+        UnsupportedError: `fast` was requested and cannot compute this exactly.
+        RunError: An actor failed, or the simulation is deadlocked.
+    """
+    from simdist.runs import building
+    from simdist.studies import remarks
+
+    found = load(scenario)
+    trace = building.simulate(found, label=label, engine=engine, actors=actors, observers=observers)
+    remarks.warn_of(found.name, remarks.remarks_of(found))
+    return trace
 
 
 def tune(
@@ -55,13 +139,16 @@ def tune(
         ScenarioError: See `simdist.tuning.tuning.tune`.
         PlanError: The baseline does not fit the cluster.
     """
+    from simdist.studies.remarks import warn_of
     from simdist.tuning import Constraints, Extras, TuneOptions, tuning
 
     found = load(scenario)
     most = global_every or tuning.usual_global_every(found, baseline)
     limits = Constraints(most, tuple(group_every), memory_nbytes=memory_nbytes)
     extras = Extras(min_density=min_density, allow=tuple(allow))
-    return tuning.tune(found, TuneOptions(limits, extras, baseline=baseline, n_seeds=n_seeds))
+    tuned = tuning.tune(found, TuneOptions(limits, extras, baseline=baseline, n_seeds=n_seeds))
+    warn_of(found.name, tuned.remarks)
+    return tuned
 
 
 def learn(
@@ -93,6 +180,7 @@ def learn(
     from simdist.jobs.store import Store
     from simdist.learning import answer, curves, training
     from simdist.machine import n_cores
+    from simdist.studies.remarks import warn_of
 
     found = load(scenario)
     described = training.describe(task, math.ceil(found.steps / _EVALUATIONS), seed=found.seed)
@@ -101,7 +189,9 @@ def learn(
         pool = stack.enter_context(LocalPool(n_workers or n_cores()))
         trainer = training.Trainer(store, pool, lambda what, done, n: None)
         wanted = curves.parse_target(target) if target else None
-        return answer.learn(found, described, trainer, n_seeds=n_seeds, baseline=baseline, target=wanted)
+        learned = answer.learn(found, described, trainer, n_seeds=n_seeds, baseline=baseline, target=wanted)
+    warn_of(found.name, learned.remarks)
+    return learned
 
 
 def whatif(
@@ -123,12 +213,15 @@ def whatif(
     from simdist.stragglers.answer import WhatifOptions, answer_whatif, simulated_job
     from simdist.studies.comparison import find_baseline
     from simdist.studies.proposals import few_schedules
+    from simdist.studies.remarks import warn_of
 
     found = load(scenario)
     job = simulated_job(found.name, found, find_baseline(found, None), steps)
     others = found.changed(schedules=list(schedules)).schedules if schedules else job.others or few_schedules(found)
     options = WhatifOptions(None, None, steps, None, n_runs, None, None, None)
-    return answer_whatif(job, others if n_runs else (), options, lambda what, done, total: None)
+    answer = answer_whatif(job, others if n_runs else (), options, lambda what, done, total: None)
+    warn_of(found.name, answer.remarks)
+    return answer
 
 
 def sweep(
@@ -190,13 +283,16 @@ def import_traces(
         TraceError: A trace cannot be read, or the traces make no scenario.
     """
     from simdist.profiles import find_traces, import_job, profile_all
+    from simdist.studies.remarks import warn_of
 
     read = []
     for each in profile_all(find_traces([str(trace) for trace in traces]), n_workers=n_workers):
         if isinstance(each, TraceError):
             raise each
         read.append(each)
-    return import_job(read, name=name, options=options)
+    imported = import_job(read, name=name, options=options)
+    warn_of(name, imported.remarks)
+    return imported
 
 
 def validate(run: str | Path, *, cluster: str | Path | None = None) -> "ValidatedRun":

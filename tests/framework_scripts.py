@@ -5,6 +5,7 @@ Each checks what it has computed. `run_all` runs those of one tool, and names ea
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -19,6 +20,9 @@ from user_scripts import N_STEPS, SCHEDULES, Way, batches, mlp, vector
 import real
 from simdist.errors import RunError
 from simdist.schedules import LocalSGD
+
+if TYPE_CHECKING:
+    from transformers import Trainer, TrainerCallback
 
 QUIET = {
     "logger": False,
@@ -191,9 +195,37 @@ def check_average(module: nn.Module, where: str) -> None:
     assert all((each == first).all() for each in others), f"ranks differ {where}"
 
 
+def saving_trainer(
+    module: nn.Module, folder: Path, callback: "TrainerCallback", *, every: int, **options: object
+) -> "Trainer":
+    """Return a Trainer with a callback that saves and evaluates every few steps, and has other options besides."""
+    from transformers import Trainer, TrainingArguments
+
+    return Trainer(
+        model=module,
+        args=TrainingArguments(
+            output_dir=str(folder),
+            use_cpu=True,
+            max_steps=N_STEPS,
+            per_device_train_batch_size=5,
+            learning_rate=0.1,
+            optim="sgd",
+            report_to=[],
+            save_steps=every,
+            eval_strategy="steps",
+            eval_steps=every,
+            disable_tqdm=True,
+            **options,
+        ),
+        train_dataset=samples(240),
+        eval_dataset=samples(20),
+        callbacks=[callback],
+    )
+
+
 def trainer_resumed(folder: Path) -> None:
     """Saves and evaluates in every third step, and goes on from the second checkpoint."""
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers import TrainerCallback
 
     from real.frameworks.transformers import follow
 
@@ -206,25 +238,7 @@ def trainer_resumed(folder: Path) -> None:
 
     def train(resume_from: str | None) -> np.ndarray:
         module = Classifier()
-        made = Trainer(
-            model=module,
-            args=TrainingArguments(
-                output_dir=str(folder),
-                use_cpu=True,
-                max_steps=N_STEPS,
-                per_device_train_batch_size=5,
-                learning_rate=0.1,
-                optim="sgd",
-                report_to=[],
-                save_steps=3,
-                eval_strategy="steps",
-                eval_steps=3,
-                disable_tqdm=True,
-            ),
-            train_dataset=samples(240),
-            eval_dataset=samples(20),
-            callbacks=[Checks()],
-        )
+        made = saving_trainer(module, folder, Checks(), every=3)
         follow(made, LocalSGD(period=4))
         made.train(resume_from_checkpoint=resume_from)
         return vector(module)
@@ -285,7 +299,7 @@ def lightning_resumed(folder: Path) -> None:
 def trainer_best(folder: Path) -> None:
     """Is stopped by a callback while an average of the schedule is under way, and loads its only checkpoint."""
     from safetensors.torch import load_file
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers import TrainerCallback
 
     from real.frameworks.transformers import follow
 
@@ -293,26 +307,7 @@ def trainer_best(folder: Path) -> None:
         def on_step_end(self, args, state, control, **_):
             control.should_training_stop = state.global_step == 3
 
-    made = Trainer(
-        model=Classifier(),
-        args=TrainingArguments(
-            output_dir=str(folder),
-            use_cpu=True,
-            max_steps=N_STEPS,
-            per_device_train_batch_size=5,
-            learning_rate=0.1,
-            optim="sgd",
-            report_to=[],
-            save_steps=2,
-            eval_strategy="steps",
-            eval_steps=2,
-            load_best_model_at_end=True,
-            disable_tqdm=True,
-        ),
-        train_dataset=samples(240),
-        eval_dataset=samples(20),
-        callbacks=[Stops()],
-    )
+    made = saving_trainer(Classifier(), folder, Stops(), every=2, load_best_model_at_end=True)
     follow(made, LocalSGD(period=3, overlap_steps=1))
     made.train()
     check_saved(load_file(folder / "checkpoint-2" / "model.safetensors"), made.model)

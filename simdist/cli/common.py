@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
@@ -19,6 +19,8 @@ from simdist.progress import ProgressBar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from simdist.studies.remarks import Remark
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -75,6 +77,17 @@ class CliSession:
         """Tell the person; never part of the result."""
         with printing():
             click.echo(message, err=True)
+
+    def remark(self, name: str, remarks: "Iterable[Remark]") -> None:
+        """Tell the person the remarks on inputs; the others stand below the tables of the answer.
+
+        Args:
+            name: Of the input.
+            remarks: On it.
+        """
+        for each in remarks:
+            if each.is_of_inputs:
+                self.say(f"{'warning: ' if each.is_doubt else ''}{name}: {each}")
 
     def result(self, document: object, text: str) -> None:
         """Print the result, as JSON or as text."""

@@ -30,7 +30,7 @@ from simdist.profiles.summaries import is_summary, read_summary
 from simdist.profiles.writing import check_free
 from simdist.scenario import Link, Tensor, load_workload
 from simdist.scenario.by_name import find_file, read_cluster
-from simdist.settings.units import format_seconds, parse_Bps, parse_seconds
+from simdist.settings.units import parse_Bps, parse_seconds
 
 
 @click.command("import")
@@ -108,13 +108,8 @@ def command(  # noqa: PLR0913 (one for each option)
             imported = import_job(profiles, name=output.stem, options=options)
     except (TraceError, UnknownLayoutError) as error:
         raise _without_scenario(session, profiles, options, error) from None
-    for note in imported.notes:
-        session.say(note if note.startswith("warning") else f"note: {note}")
-    if imported.proof.misses:
-        session.say(
-            f"warning: the scenario does not reproduce the traced steps: {format_seconds(imported.proof.predicted_s)}, "
-            f"{imported.proof.error:+.0%} off what was measured: {imported.proof.misses}"
-        )
+    for remark in imported.remarks:
+        session.say(f"{'warning' if remark.is_doubt else 'note'}: {remark}")
     written = write_scenario(imported, output, force=force)
     for path in written:
         session.wrote(path)

@@ -12,10 +12,9 @@ from simdist.scenario import Scenario, presets
 from simdist.scenario.by_name import find_file, read_cluster
 from simdist.scenario.loading import read_text
 from simdist.scenario.strict_yaml import parse
-from simdist.scenario.warnings import warnings_of
 from simdist.schedules import Schedule
 from simdist.settings.base import nearest, shown
-from simdist.studies.remarks import derived
+from simdist.studies.remarks import remarks_of
 
 if TYPE_CHECKING:
     from simdist.runs.planned import PlannedSchedule
@@ -65,18 +64,13 @@ def read_scenario(session: common.CliSession, name: str, *, is_compared: bool = 
     """
     if name == "-":
         raise ScenarioError("-: standard input is not supported: name a file, as other files are relative to it")
-    run = scenario = scenarios.load(find_file("scenarios", name))
+    scenario = scenarios.load(find_file("scenarios", name))
     if is_compared:
-        from simdist.studies.resampling import longest_period, runs_of
+        from simdist.studies.resampling import remarks_as_run
 
-        runs = runs_of(scenario, longest_period(scenario, scenario.schedules))
-        run = runs.scenario
-        if runs.length_remark:
-            session.say(f"{name}: {runs.length_remark}")
-    for warning in warnings_of(run):
-        session.say(f"warning: {name}: {warning}")
-    for remark in derived(run):
-        session.say(f"{name}: {remark}")
+        session.remark(name, remarks_as_run(scenario))
+    else:
+        session.remark(name, remarks_of(scenario))
     return scenario
 
 
@@ -185,6 +179,7 @@ def planned(
         runs = read_runs(name, label)
         for run, path in zip(runs, targets(output, [each.scenario.schedules[0] for each in runs]), strict=True):
             schedule = run.scenario.schedules[0]
+            session.remark(str(run.path), remarks_of(run.scenario))
             with naming(f"{name}: {schedule.name}"):
                 costs = price_of(run.plan, run.scenario)
             yield PlannedSchedule(run.scenario, schedule, run.plan, costs, run.delays, run, path)

@@ -8,20 +8,19 @@ import click
 
 from simdist.cli import common, inputs, learn
 from simdist.errors import ScenarioError, naming
-from simdist.runs.building import dataset
-from simdist.scenario import Recorded, Scenario
+from simdist.scenario import Scenario
 from simdist.scenario.checkpoint import Mode
 from simdist.scenario.workload import MAX_MICRO_BATCHES
 from simdist.settings.base import shown
 from simdist.settings.units import parse_factor, parse_fraction, parse_nbytes, parse_option
 from simdist.studies.imported_facts import facts_record, facts_text, not_compared
 from simdist.tuning import Constraints, Extras, TuneOptions, tune
+from simdist.tuning.answer import search_remarks
 from simdist.tuning.candidates import permits, tried_kinds
 from simdist.tuning.tuning import usual_global_every
 
 _INTERRUPTED = 130  # exit status
 _LINE_S = 2.0  # from one line of progress to the next, where there is no terminal
-_FEW_PERIODS = 10  # in fewer, a last one that is cut off saves a schedule an average that others pay for
 
 
 class _Declared(click.Option):
@@ -119,15 +118,13 @@ def command(  # noqa: PLR0913 (one for each option)
         document = {"scenario": scenario.name, "change": False, "outcome": "not compared", "verdict": sentence}
         session.result(document | {"where": facts_record(facts)}, f"{facts_text(facts)}\n\n{sentence}.")
         return 0
-    _warn(session, scenario, wanted)
+    session.remark(name, search_remarks(scenario, every_all))
     if asked.target is not None:
         scenario = scenario.changed(steps=asked.steps or scenario.steps)
         _to_target(session, scenario, wanted, asked, learning_rates)
         return 0
     with session.bar(line_every_s=_LINE_S) as bar, naming(name):
         tuned = tune(scenario, wanted, progress=bar.update)
-    if tuned.runs.remark:
-        session.say(f"warning: {name}: {tuned.runs.remark}")
     session.result(tuned.document(), tuned.text())
     return 0 if tuned.search.is_complete else _INTERRUPTED
 
@@ -169,16 +166,3 @@ def _pair(text: str) -> tuple[int, int]:
             f"ranks or more exchange every 2 steps"
         )
     return int(ranks), int(steps)
-
-
-def _warn(session: common.CliSession, scenario: Scenario, wanted: TuneOptions) -> None:
-    every = wanted.constraints.global_every
-    if dataset(scenario) is not None and scenario.steps < _FEW_PERIODS * every:
-        session.say(
-            f"warning: {scenario.steps} steps of a data set hold fewer than {_FEW_PERIODS} periods of {every} steps, "
-            f"so the last steps decide; write steps: {_FEW_PERIODS * every} or more, or a smaller --global-every"
-        )
-    if wanted.extras.micro_batches and any(scenario.delays):
-        session.say("warning: delays are drawn per step: steps of more micro-batches meet fewer of them per sample")
-    if any(isinstance(each, Recorded) for each in scenario.disturbances):
-        session.say("recorded disturbances: every seed draws its own blocks of the recorded steps")

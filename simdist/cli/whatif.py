@@ -20,6 +20,7 @@ from simdist.studies.comparison import find_label
 from simdist.studies.imported_facts import not_compared
 from simdist.studies.loading import loading_cost, no_data
 from simdist.studies.proposals import few_schedules
+from simdist.studies.remarks import Remark, remarks_of
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import first_steps
 
@@ -73,8 +74,6 @@ def command(session: common.CliSession, name: str, *, data: bool, knobs: bool, *
         is_compared = options.n_runs and not not_compared(job.scenario)
         others = _schedules_to_compare(session, job, options.schedules) if is_compared else ()
         found = answer_whatif(job, others, options, bar.update)
-    for warning in found.warnings():
-        session.say(f"warning: {warning}")
     session.result(found.document(), found.text())
 
 
@@ -159,27 +158,29 @@ def _from_directory(session: common.CliSession, name: str, options: WhatifOption
     trace = run_directory.read_trace(file, plan=run.plan)
     if file.name == run_directory.REAL:
         run = run_directory.as_measured(run, trace)
-    trace = _finished(session, file, trace)
+    trace, unfinished = _finished(file, trace)
+    remarks = (*remarks_of(run.scenario), *unfinished)
+    session.remark(str(run.path), remarks)
     baseline = run.scenario.schedules[0]
     others = {each.scenario.schedules[0].name: each.scenario.schedules[0] for each in runs}
     others.pop(baseline.name)
-    return WhatifJob(name, run.scenario, baseline, tuple(others.values()), trace, run, options.steps)
+    return WhatifJob(name, run.scenario, baseline, tuple(others.values()), trace, run, options.steps, remarks)
 
 
-def _finished(session: common.CliSession, file: Path, trace: Trace) -> Trace:
-    """Return the trace of the steps that all ranks have finished.
+def _finished(file: Path, trace: Trace) -> tuple[Trace, list[Remark]]:
+    """Return the trace of the steps that all ranks have finished, and a remark if some have not finished all.
 
     Raises:
         TraceError: There are none.
     """
     missing = np.flatnonzero(~np.isfinite(trace.end_s).all(axis=1))
     if not len(missing):
-        return trace
+        return trace, []
     n_steps = int(np.searchsorted(trace.plan.first_instances(), missing[0], side="right")) - 1
     if not n_steps:
         raise TraceError(f"{file}: no step was finished on all ranks, so there is nothing to replay")
-    session.say(f"warning: {file}: only the first {n_steps} of {trace.plan.n_steps} steps were finished on all ranks")
-    return first_steps(trace, n_steps)
+    text = f"{file}: only the first {n_steps} of {trace.plan.n_steps} steps were finished on all ranks"
+    return first_steps(trace, n_steps), [Remark("accuracy", text)]
 
 
 def _baseline(schedules: Sequence[Schedule]) -> int:
@@ -199,10 +200,7 @@ def _schedules_to_compare(session: common.CliSession, job: WhatifJob, wanted: st
         ScenarioError: One is neither a file nor a label, or does not fit the cluster.
     """
     if wanted is None:
-        found = job.others or few_schedules(job.scenario)
-        if not found:
-            session.say(f"warning: {job.name}: no other schedule fits it, so there is nothing to compare with")
-        return found
+        return job.others or few_schedules(job.scenario)
     if common.is_file(wanted):
         fitting = job.scenario.changed(schedules=inputs.read_scenario(session, wanted).schedules).schedules
         return tuple(schedule for schedule in fitting if schedule.name != job.baseline.name)

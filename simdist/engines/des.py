@@ -13,12 +13,10 @@ known before it comes. Without observers and without links that change, a transf
 is told at once when the transfer begins, and reports its end. There are O(1) events per rank and operation.
 """
 
-import gc
 import math
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import count
@@ -44,7 +42,6 @@ from simdist.plan.walk import walk
 from simdist.traces.trace import Trace, ended_with_its_last_result
 
 _NAN = float("nan")
-_COLLECT_AFTER = 500_000  # objects; Python's default is 700
 _ROUNDING_ULPS = 64  # of the time: the rounding error that the stages of a transfer may add up to
 _LOADS_AT_HAND = 64  # transfers of loads kept; ranks may be this many loads apart before transfers are computed again
 _AT_LAST = EventPriority(3)  # after everything else at this moment
@@ -123,9 +120,8 @@ class EventRun:
                 f"cluster.collectives.chunkwise: false"
             )
         progress = self._report(number)
-        with rare_collections():
-            world = _World(plan, costs, delays, traffic, self._actors, self._observers)
-            world.run(progress)
+        world = _World(plan, costs, delays, traffic, self._actors, self._observers)
+        world.run(progress)
         if progress:
             progress(plan.n_steps)
         shape = -1, plan.world_size
@@ -142,17 +138,6 @@ class EventRun:
         n_steps = self.plan.n_steps
         total = len(self.delays.seeds) * n_steps
         return lambda step: progress(number * n_steps + step, total)
-
-
-@contextmanager
-def rare_collections() -> Iterator[None]:
-    """Run the garbage collector less often: a simulation makes millions of objects, and hardly any cycles."""
-    before = gc.get_threshold()
-    gc.set_threshold(_COLLECT_AFTER, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from simdist.traces.breakdown import Collector, unpacked
 
 Times: TypeAlias = NDArray[np.float64]
 Progress: TypeAlias = Callable[[int], None]
-_Seconds: TypeAlias = float | Times | None  # None: nothing is added
+_Seconds: TypeAlias = Times | None  # None: nothing is added
 
 _LARGE = 4096  # values of ranks from which it pays to pack them, and to free rows early, for the cache
 _KEPT_NBYTES = 2**28  # of one row per instance: from here on, times that may change are too many to keep
@@ -154,11 +154,11 @@ class GroupMeeting:
             if n_rows == 1:
                 return ready.reshape(1, 1, 1, n)
             if n_rows % n_blocks == 0 and size % (n_rows // n_blocks) == 0:
-                return np.asarray(ready.reshape(n_blocks, -1, 1, n).max(axis=1, keepdims=True))
+                return _last(ready.reshape(n_blocks, -1), n_rows // n_blocks).reshape(n_blocks, 1, 1, n)
             ready = unpacked(ready, n_blocks * size * stride)
-        if self.firsts is None:
-            return np.asarray(np.maximum.reduce(ready.reshape(self.shape), axis=1, keepdims=True))
-        return np.maximum.reduceat(ready, self.firsts).reshape(n_blocks, 1, stride, n)
+        if self.firsts is not None:
+            return np.maximum.reduceat(ready, self.firsts).reshape(n_blocks, 1, stride, n)
+        return _last(ready.reshape(n_blocks, -1), size).reshape(n_blocks, 1, stride, n)
 
     def of_all_groups(self, times: Times) -> Times:
         """Return times, `[n_blocks or 1, 1, stride or 1, n]`, as `[n_groups, n]`."""
@@ -285,7 +285,8 @@ class Recurrence:
         n_ranks: int | None = None,
     ) -> None:
         self._prices = {op: _added(price) for op, price in prices.items()}
-        self._feed = _DelayFeed(delays, plan.n_steps) if delays else None
+        has_delays = any(isinstance(op, Delay) for op in plan.distinct_ops)
+        self._feed = _DelayFeed(delays, plan.n_steps) if delays and has_delays else None
         self._durations = durations
         self._observer = observer
         self._table = table
@@ -538,6 +539,22 @@ class Recurrence:
         return ready, out
 
 
+def _last(of_members: Times, size: int) -> Times:
+    """Return the last of the times of members, `[n_blocks, size * n]`, as `[n_blocks, n]`.
+
+    Numpy compares long rows with each other in less time than it reduces along a short axis.
+    """
+    n = of_members.shape[1] // size
+    while size > 1 and of_members.size >= _LARGE:
+        size, is_odd = divmod(size, 2)
+        half = size * n
+        halves = np.maximum(of_members[:, :half], of_members[:, half : 2 * half])
+        if is_odd:
+            np.maximum(halves[:, :n], of_members[:, 2 * half :], out=halves[:, :n])
+        of_members = halves
+    return of_members if size == 1 else np.asarray(np.maximum.reduce(of_members.reshape(-1, size, n), axis=1))
+
+
 def _on_packed(function: Callable[[Times, Times], Times], one: Times, other: Times) -> Times:
     """Apply a function to the times of ranks, of which one or both may be packed."""
     more = one if len(one) > len(other) else other
@@ -560,11 +577,9 @@ def _maximum(one: Times, other: Times) -> Times:
     return _on_packed(np.maximum, one, other)
 
 
-def _add(times: Times, seconds: float | Times, out: None) -> Times:
+def _add(times: Times, seconds: Times, out: None) -> Times:
     """Return `np.add` of times that may be packed."""
-    if isinstance(seconds, np.ndarray):
-        return _on_packed(np.add, times, seconds)
-    return np.asarray(np.add(times, seconds))
+    return _on_packed(np.add, times, seconds) if seconds.ndim else np.add(times, seconds)
 
 
 def in_columns(seconds: Sequence[float | Times]) -> float | Times:
@@ -603,8 +618,10 @@ def _place(position: int, carried: tuple[int, ...]) -> int:
 def _added(price: Price) -> tuple[_Seconds, GroupMeeting | None]:
     """Return the seconds of a price, in a shape to add to `[world_size, n]`, and its meeting."""
     if isinstance(price, GroupMeeting):
-        return price.seconds, price
-    return (price.reshape(len(price), -1) if isinstance(price, np.ndarray) else price or None), None
+        return np.asarray(price.seconds), price  # an array, because numpy takes longer to add a number
+    if isinstance(price, np.ndarray):
+        return price.reshape(len(price), -1), None
+    return np.asarray(price) if price else None, None
 
 
 class _DelayFeed:

@@ -1,7 +1,9 @@
 """The only entry of the engines: simulate a plan, and keep what an observer asks for."""
 
+import gc
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -19,11 +21,11 @@ if TYPE_CHECKING:
     from simdist.engines.alike import Courses
     from simdist.engines.live import ChangeListener
 
+_COLLECT_AFTER = 500_000  # objects; Python's default is 700
 _LARGE_NBYTES = 2 * 10**9
 _NUMBER_NBYTES = 8
-_ARRAYS_OF_EVENTS = 2 * len(
-    TIMES_OF_TRACE
-)  # that a run of all events has, whatever is kept: rows, and a trace from them
+# Arrays of a run of all events, whatever is kept: rows, and a trace from them
+_ARRAYS_OF_EVENTS = 2 * len(TIMES_OF_TRACE)
 
 #: Called with the steps done and the steps of all seeds.
 Progress: TypeAlias = Callable[[int, int], None]
@@ -91,11 +93,23 @@ def run(
         choice = choose(asked, engine, barred)
         _warn_of_memory(plan, max(observe.n_arrays, _ARRAYS_OF_EVENTS if choice.engine == "des" else 0))
         try:
-            return _observed(asked, choice, its, progress)
+            with rare_collections():
+                return _observed(asked, choice, its, progress)
         except UnforeseenError as error:
             if engine != "auto":
                 raise UnsupportedError(f"{error}: {USE_OTHERS}") from None
             barred[choice.engine] = str(error)
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Run the garbage collector less often: a simulation makes millions of objects, and hardly any cycles."""
+    before = gc.get_threshold()
+    gc.set_threshold(_COLLECT_AFTER, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _warn_of_memory(plan: Plan, n_arrays: int) -> None:

@@ -76,9 +76,9 @@ class VectorRun:
         return bool(drops_late(self.plan))
 
     def batches(self) -> Iterator[Sequence[int]]:
-        """Yield the seeds, in batches whose vectors stay in a core's cache."""
+        """Yield the seeds, in batches whose vectors stay in a core's cache: in one if they have prices of their own."""
         seeds = self.delays.seeds
-        n = max(1, _BATCH_VALUES // self.plan.world_size)
+        n = max(1, _BATCH_VALUES // self.plan.world_size) if len(self._costs) == 1 else len(seeds)
         for first in range(0, len(seeds), n):
             yield seeds[first : first + n]
 

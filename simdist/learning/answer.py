@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from simdist.errors import naming
 from simdist.learning.curves import TRAINING_LOSS, Target
-from simdist.learning.summary import Learned, curves_record, learned_row, sentences, train_schedules
+from simdist.learning.summary import Learned, curves_record, learned_row, remarks_on_learning, train_schedules
 from simdist.learning.timing import timed
 from simdist.learning.training import TaskSetting, Trainer
 from simdist.scenario import Scenario
@@ -23,6 +23,7 @@ from simdist.studies.columns import (
     seconds_with_interval,
 )
 from simdist.studies.comparison import find_baseline
+from simdist.studies.remarks import Remark, below_table, documents, remarks_of, with_remarks
 from simdist.studies.statistics import is_wide
 from simdist.studies.tables import table_text
 
@@ -67,7 +68,7 @@ def learning_document(
     about: Mapping[str, object],
     learned: Sequence[Learned],
     rows: Sequence[Mapping[str, object]],
-    said: Sequence[str],
+    remarks: Sequence[Remark],
     *,
     title: str,
     task: TaskSetting,
@@ -84,14 +85,14 @@ def learning_document(
         title, meaning, metric (str): Title of the table; meaning of its columns; metric of the target, or training
             loss.
         rows (list): "A schedule that learns".
-        sentences (list): What the rows do not show (str).
+        remarks (list): "A remark".
         curves (list): "A curve of a schedule that learns".
 
     Args:
         about: Its first keys.
         learned: The schedules.
         rows: A row of each, see `learned_row`.
-        said: See `sentences`.
+        remarks: What to know beside the table.
         title: Title of the table.
         task: The task.
         target: The target, if any.
@@ -105,22 +106,28 @@ def learning_document(
         "evaluate_every": every,
         "meaning": f"{looked}At the end: {(target or TRAINING_LOSS).what}. {_MEANING}",
         "rows": list(rows),
-        "sentences": list(said),
+        "remarks": documents(remarks),
         **curves_record(learned, target, title=title),
     }
 
 
 def learning_text(document: Mapping[str, Any]) -> str:
-    """Return a `learning_document` as a table, what its columns mean, and what a reader of it must know."""
+    """Return a `learning_document` as a table, what its columns mean, and the remarks on it."""
     rows = document["rows"]
-    said = (document["meaning"], *(f"{each}." for each in document["sentences"]))
     parts = [
         table_text(document["title"], learned_columns(rows), rows),
-        *(textwrap.fill(each, _WIDTH) for each in said),
+        *(textwrap.fill(each, _WIDTH) for each in learned_sentences(document)),
+        *below_table(Remark(**each) for each in document["remarks"]),
     ]
     if entries := document.get("entries"):
         parts.append(entries)
     return "\n\n".join(parts)
+
+
+def learned_sentences(document: Mapping[str, Any]) -> list[str]:
+    """Return what the columns of a `learning_document` mean, then the verdict of a search."""
+    verdict = document.get("verdict")
+    return [document["meaning"], *([f"{verdict}."] if verdict else [])]
 
 
 def learned_columns(rows: Sequence[Mapping[str, object]]) -> list[Column]:
@@ -164,14 +171,19 @@ class LearnedSchedules(list[Learned]):
         """Return the row of each schedule, see `learned_row`."""
         return [learned_row(each, self[self.baseline], self.target) for each in self]
 
+    @property
+    def remarks(self) -> tuple[Remark, ...]:
+        """What to know beside the table: remarks on the scenario, then on what was learned."""
+        base = self[self.baseline]
+        return (*remarks_of(base.timed.scenario), *remarks_on_learning(self, base, self.target))
+
     def document(self) -> dict[str, Any]:
         """Return the answer as JSON, see `learning_document`."""
         assert self.task
         base = self[self.baseline]
         about = {"scenario": base.timed.scenario.name, "baseline": base.timed.schedule.name}
-        said = list(sentences(self, base, self.target))
         return learning_document(
-            about, self, self.records(), said, title=self.title, task=self.task, target=self.target
+            about, self, self.records(), self.remarks, title=self.title, task=self.task, target=self.target
         )
 
     def text(self) -> str:
@@ -183,7 +195,8 @@ class LearnedSchedules(list[Learned]):
 
         The ends of an interval such as `step_s_ci95`, and the two numbers of `final_ranks`, are two columns each.
         """
-        return frame_of_records({_PAIRS.get(key, key): value for key, value in row.items()} for row in self.records())
+        rows = ({_PAIRS.get(key, key): value for key, value in row.items()} for row in self.records())
+        return with_remarks(frame_of_records(rows), self.remarks if self else ())
 
     def plot(self) -> "Figure":
         """Draw the metric of the target, or the training loss, over steps and over simulated seconds."""

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from simdist.learning.curves import TRAINING_LOSS, Curve, Target
 from simdist.learning.timing import TimedSchedule
 from simdist.learning.training import TaskSetting, Trainer, Training
+from simdist.studies.remarks import Remark
 from simdist.studies.statistics import mean_interval, positive_interval, ratio_interval
 
 
@@ -199,8 +200,8 @@ def _ratio(
     return {name: ratio, f"{name}_ci95": ratio_interval(ratio, above, below, error=ratio * relative_error)}
 
 
-def sentences(found: Sequence[Learned], base: Learned, target: Target | None) -> Iterator[str]:
-    """Yield notes for readers of the table: runs that miss the target, differences due to chance, easy tasks.
+def remarks_on_learning(found: Sequence[Learned], base: Learned, target: Target | None) -> Iterator[Remark]:
+    """Yield remarks on the table: runs that miss the target, differences due to chance, easy tasks.
 
     Args:
         found: Schedules with the same seeds.
@@ -211,55 +212,61 @@ def sentences(found: Sequence[Learned], base: Learned, target: Target | None) ->
     n_seeds = len(base.curves)
     apart = [each for each in found if each.timed.parts]
     if lost := [each.label for each in found if np.isnan(each.values(TRAINING_LOSS)[:, -1]).any()]:
-        yield f"diverged: runs of {', '.join(lost)}"
+        yield Remark("result", f"diverged: runs of {', '.join(lost)}")
     unknown = [each.label for each in found if np.isnan(each.values(metric)[:, -1]).any() and each.label not in lost]
     if unknown:
-        yield f"no number at the end is the {metric.what} of runs of {', '.join(unknown)}"
+        yield Remark("result", f"no number at the end is the {metric.what} of runs of {', '.join(unknown)}")
     if target:
         yield from _about_target(found, base, target)
     losses = base.values(TRAINING_LOSS)
     if n_seeds == 1:
-        yield "one seed does not tell how much is chance: write --seeds 5 or more"
+        yield Remark("accuracy", "one seed does not tell how much is chance: write --seeds 5 or more")
     elif np.array_equal(losses, losses[[0] * n_seeds], equal_nan=True):
-        yield "all seeds learn the same, so intervals lack its chance: let the task's `make` or `batch` take `seed`"
+        alike = "all seeds learn the same, so intervals lack its chance: let the task's `make` or `batch` take `seed`"
+        yield Remark("accuracy", alike)
     if apart and metric.model == "training":
-        yield (
+        yield Remark(
+            "accuracy",
             "the training loss is that of each rank's own parameters on its own batch, so it flatters schedules that "
-            "average seldom: take a --target of the average model"
+            "average seldom: take a --target of the average model",
         )
     if unseen := [each.label for each in apart if not any(np.nanmax(curve.drift) for curve in each.curves)]:
-        yield (
+        yield Remark(
+            "accuracy",
             f"every evaluation is right after an average, where nothing drifts, of {', '.join(unseen)}: take an "
-            f"--evaluate-every that is no multiple of the periods"
+            f"--evaluate-every that is no multiple of the periods",
         )
     for why in dict.fromkeys(each.curves[0].why for each in found if each.curves[0].why):
         slow = ", ".join(each.label for each in found if each.curves[0].why == why)
-        yield f"ranks were trained one after the other, which is slow, under {slow}: {why}"
+        yield Remark("result", f"ranks were trained one after the other, which is slow, under {slow}: {why}")
 
 
-def _about_target(found: Sequence[Learned], base: Learned, target: Target) -> Iterator[str]:
+def _about_target(found: Sequence[Learned], base: Learned, target: Target) -> Iterator[Remark]:
     n_seeds, n_steps = base.timed.ends_s.shape
     others = [each for each in found if each is not base]
     steps = {each.label: each.to_target(target)[0] for each in found}
     left = {label: int(np.isinf(its).sum()) for label, its in steps.items()}
     if never := ", ".join(f"{label} ({n} of {n_seeds} runs)" for label, n in left.items() if n):
-        yield f"never got there in {n_steps:,} steps, so not ranked: {never}"
+        yield Remark("result", f"never got there in {n_steps:,} steps, so not ranked: {never}")
     gains = [learned_row(each, base, target).get("target_speedup_ci95") for each in others]
     if alike := [each.label for each, gain in zip(others, gains, strict=True) if gain and gain[0] <= 1 <= gain[1]]:
         seeds = f"in time to the target, {n_seeds} seeds do not tell {', '.join(alike)} from {base.label}"
-        yield f"{seeds}: the difference is within their noise"
+        yield Remark("accuracy", f"{seeds}: the difference is within their noise")
     reached = {int(step) for its in steps.values() for step in its if np.isfinite(step)}
     if 0 in reached:
-        yield f"{target} is met before the first step, so nothing is learnt on the way: ask for more"
+        yield Remark(
+            "accuracy", f"{target} is met before the first step, so nothing is learnt on the way: ask for more"
+        )
     elif not never and max(reached) <= (first := base.curves[0].steps[1]):
         hint = "take a harder target or task, or a smaller --evaluate-every"
-        yield f"too easy: every run is there by the first evaluation, after {first:,} steps: {hint}"
+        easy = f"too easy: every run is there by the first evaluation, after {first:,} steps: {hint}"
+        yield Remark("accuracy", easy)
     elif reached and n_seeds > 1 and _same_rates_and_curves(found, base, target):
         noise = f"all schedules have the same curve over steps within the noise of {n_seeds} seeds"
-        yield f"{noise}: as far as they tell, time to the target is a matter of step times"
+        yield Remark("result", f"{noise}: as far as they tell, time to the target is a matter of step times")
     elif not never and len(reached) == 1:
         at = f"every run is there by the same evaluation, after {reached.pop():,} steps"
-        yield f"{at}: take a smaller --evaluate-every"
+        yield Remark("accuracy", f"{at}: take a smaller --evaluate-every")
 
 
 def _same_rates_and_curves(found: Sequence[Learned], base: Learned, target: Target) -> bool:

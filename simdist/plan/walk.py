@@ -25,6 +25,7 @@ walk.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import groupby
 from typing import TypeAlias
 
@@ -124,7 +125,17 @@ def walk(plan: Plan, first_step: int = 0) -> Iterator[Instance]:
 
 
 def stretches(plan: Plan) -> Iterator[Stretch]:
-    """Yield the plan's instances as stretches of equal repetitions, in order."""
+    """Yield the plan's instances as stretches of equal repetitions, in order. Those of a few short plans are kept."""
+    n_instances = sum(len(plan.bodies[body]) for run in plan.order for body in run.bodies)
+    yield from _kept_stretches(plan) if n_instances <= _MOST_KEPT else _walked(plan)
+
+
+@lru_cache(maxsize=8)
+def _kept_stretches(plan: Plan) -> tuple[Stretch, ...]:
+    return tuple(_walked(plan))
+
+
+def _walked(plan: Plan) -> Iterator[Stretch]:
     walker = _Walker(plan)
     step = 0
     for run in plan.order:
@@ -140,6 +151,7 @@ def stretches(plan: Plan) -> Iterator[Stretch]:
             left -= times
 
 
+_MOST_KEPT = 20_000  # instances of a plan with repetitions counted once
 _NEVER = -1
 _Clock: TypeAlias = tuple[int, ...]  # per lane: the latest instance that is surely done
 _HOST = LANES.index(HOST)

@@ -24,6 +24,7 @@ from simdist.settings.base import listed, picked, plural
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds
 from simdist.studies.columns import Column
 from simdist.studies.imported_facts import lost_record, lost_text, where_text
+from simdist.studies.remarks import documents
 from simdist.studies.tables import table_text
 from simdist.traces.collectives import bus_factor
 
@@ -127,7 +128,8 @@ def import_document(imported: ImportedJob, written: Sequence[Path]) -> dict[str,
         lost (object): "Shares of a step that are lost".
         clock_skew_s, clock_residual_s (float): Largest difference between the clocks of ranks, corrected, and the
             median that remains at the end of a collective.
-        notes, files (list): Assumptions, and what the traces do not show; files written (str).
+        remarks (list): "A remark".
+        files (list): Files written (str).
 
     Columns of step:
         measured_s (float): Mean over steps and traced ranks.
@@ -162,7 +164,7 @@ def import_document(imported: ImportedJob, written: Sequence[Path]) -> dict[str,
         "collectives": [_collective(imported, each) for each in imported.times],
         **_slowed_record(imported),
         **picked(imported.clocks, clock_skew_s="skew_s", clock_residual_s="residual_s"),
-        "notes": list(imported.notes),
+        "remarks": documents(imported.remarks),
         "files": [str(path) for path in written],
     }
 

@@ -41,6 +41,9 @@ from simdist.scenario import (
 from simdist.scenario.facts import Lost
 from simdist.settings.base import listed
 from simdist.settings.units import format_seconds
+from simdist.studies.remarks import Remark
+
+_WARNING = "warning: "  # begins a note that casts doubt on numbers
 
 _TOLD_AHEAD = 0.01  # of a step
 _FEW = 10  # steps; a low quantile of fewer is unreliable
@@ -108,6 +111,18 @@ class ImportedJob(SlowedJob):
     delays: dict[Channel, Floats]
     proof: Proof
     notes: tuple[str, ...]
+
+    @property
+    def remarks(self) -> tuple[Remark, ...]:
+        """Assumptions, what the traces do not show, and whether the scenario reproduces them."""
+        doubts = [text.removeprefix(_WARNING) for text in self.notes if text.startswith(_WARNING)]
+        if self.proof.misses:
+            doubts.append(
+                f"the scenario does not reproduce the traced steps: {format_seconds(self.proof.predicted_s)}, "
+                f"{self.proof.error:+.0%} off what was measured: {self.proof.misses}"
+            )
+        others = [text for text in self.notes if not text.startswith(_WARNING)]
+        return (*(Remark("assumption", each) for each in others), *(Remark("accuracy", each) for each in doubts))
 
     def __repr__(self) -> str:
         late = len(self.stragglers)

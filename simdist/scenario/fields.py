@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path as FilePath
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
@@ -152,10 +153,16 @@ def find_field(settings: Settings, path: Path) -> ScenarioField:
     kinds = _single_types(field.annotation)
     if kinds is None or name == "kind":  # another kind is settings of another class
         return ScenarioField(path, path_text(path))
-    alone: Any = Annotated[field.annotation, *field.metadata, ""]
-    wording = create_model("_Value", __base__=Settings, __module__=__name__, value=(alone, ...))
     column = path_text((*above, name))
-    return ScenarioField(path, column, kinds <= {int, float}, kinds == {int}, TypeAdapter(alone), wording)
+    return ScenarioField(path, column, kinds <= {int, float}, kinds == {int}, *_read_alone(model, name))
+
+
+@lru_cache(maxsize=256)
+def _read_alone(model: type[BaseModel], name: str) -> tuple[TypeAdapter[Any], type[Settings]]:
+    """Return the reader of a field, and its wording: see `ScenarioField`."""
+    field = model.model_fields[name]
+    alone: Any = Annotated[field.annotation, *field.metadata, ""]
+    return TypeAdapter(alone), create_model("_Value", __base__=Settings, __module__=__name__, value=(alone, ...))
 
 
 def path_in_files(settings: Settings, path: Path) -> Path:

@@ -8,7 +8,7 @@ import abc
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import ClassVar, Literal, TypeAlias, get_args
 
 from pydantic import Field, field_validator
@@ -321,24 +321,19 @@ class _Shards:
         """Return the gradients with which the slice of a unit is updated."""
         return f"mean.{number}" if self.sums_up else f"reduced.{number}"
 
-    def count(self, number: int) -> int:
-        """Return the elements of a unit, each tensor padded by rows to a multiple of the ranks that share it."""
-        unit = self.units[number]
-        total = 0
-        for tensor in range(unit.first, unit.last):
-            elements = self.job.tensor_counts[tensor]
-            n_rows = self.job.tensor_rows[tensor] if self.job.tensor_rows else elements
-            rows = -(-n_rows // self.n_sharers) * self.n_sharers
-            total += rows * (elements // n_rows)
-        return total
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The elements of each unit, each tensor padded by rows to a multiple of the ranks that share it."""
+        units = tuple([each.tensors for each in self.units])
+        return _padded_counts(units, self.job.tensor_counts, self.job.tensor_rows, self.n_sharers)
 
     def buffers(self) -> tuple[Buffer, ...]:
         """Return the buffers of all units."""
-        return tuple(buffer for number in range(len(self.units)) for buffer in self._of_unit(number))
+        return tuple(buffer for number, count in enumerate(self.counts) for buffer in self._of_unit(number, count))
 
     def slice_counts(self) -> Iterable[int]:
         """Return the elements of a rank's slice of each unit."""
-        return (self.count(number) // self.n_sharers for number in range(len(self.units)))
+        return (count // self.n_sharers for count in self.counts)
 
     def of_slices(self, buffer: Buffer) -> Buffer:
         """Return a buffer of a job of copies, whose tensors are slices of units, as a buffer of this job."""
@@ -355,9 +350,8 @@ class _Shards:
             found.append(spread)
         return tuple(found)
 
-    def _of_unit(self, number: int) -> Iterable[Buffer]:
+    def _of_unit(self, number: int, whole: int) -> Iterable[Buffer]:
         tensors = self.units[number].tensors
-        whole = self.count(number)
         padding = whole - sum(self.job.tensor_counts[slice(*tensors)])
         of_slice = whole // self.n_sharers
         param = self.param_dtype
@@ -378,6 +372,23 @@ class _Shards:
             yield Buffer(f"mean.{number}", of_slice, self.job.dtype, tensors, sharded_over=group)
         if self.defers:
             yield Buffer(f"partial.{number}", of_slice, reduced, tensors, sharded_over=group)
+
+
+@lru_cache(maxsize=64)
+def _padded_counts(
+    units: tuple[tuple[int, int], ...], tensor_counts: tuple[int, ...], tensor_rows: tuple[int, ...], n_sharers: int
+) -> tuple[int, ...]:
+    """Return the elements of each unit, see `_Shards.counts`. Candidates of a search often have the same."""
+    found = []
+    for first, last in units:
+        total = 0
+        for tensor in range(first, last):
+            elements = tensor_counts[tensor]
+            n_rows = tensor_rows[tensor] if tensor_rows else elements
+            rows = -(-n_rows // n_sharers) * n_sharers
+            total += rows * (elements // n_rows)
+        found.append(total)
+    return tuple(found)
 
 
 @dataclass(slots=True)

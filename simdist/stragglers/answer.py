@@ -1,7 +1,7 @@
 """What stragglers cost a job, and what would help: the answer of `simdist whatif` as JSON and as text."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,6 +30,8 @@ from simdist.studies.columns import PLAIN_SPEEDUP, PLAIN_STEP_TIME, SCHEDULE, Co
 from simdist.studies.facets import GradientsUsed
 from simdist.studies.held import find_held, with_links, without_links
 from simdist.studies.imported_facts import facts_record, facts_text, lost_text, not_compared
+from simdist.studies.remarks import Remark, below_table, documents
+from simdist.studies.resampling import remarks_as_run
 from simdist.studies.tables import table_text
 from simdist.traces.links import Held, link_in_words
 from simdist.traces.trace import Trace, late_shares
@@ -120,6 +122,7 @@ class WhatifJob:
         trace: Trace of the job.
         run: Its run directory, if it has one.
         steps: Places of the steps to look at in the trace; None: all.
+        remarks: What to know of the job before it is analysed.
     """
 
     name: str
@@ -129,6 +132,7 @@ class WhatifJob:
     trace: Trace
     run: run_directory.RunDirectory | None
     steps: range | None
+    remarks: tuple[Remark, ...] = ()
 
     @property
     def numbers(self) -> Sequence[int]:
@@ -194,6 +198,7 @@ class WhatifAnswer:
             imported (object or null): Of an imported scenario: `step_s` and `error` (float) of the traced step, its
                 `parts_s` (object), `lost` (object): "Shares of a step that are lost", `without_named_s` (float),
                 `left_out` and `verdict` (str).
+            remarks (list): "A remark".
 
         Columns of ranks:
             rank, node (int): Rank and its node.
@@ -241,6 +246,7 @@ class WhatifAnswer:
             **({"gradients_used": used} if (used := job.trace.plan.gradients_used) < 1 else {}),
             "imported": facts_record(job.scenario.imported) if job.scenario.imported else None,
             **({"links": self.links} if self.links else {}),
+            "remarks": documents(self.remarks),
         }
 
     def __repr__(self) -> str:
@@ -273,30 +279,45 @@ class WhatifAnswer:
                 *(_gains_text(compared, document["gains"]["rows"]) if compared else ()),
                 *([f"\n{facts_text(job.scenario.imported)}"] if job.scenario.imported else ()),
                 *([document["verdict"]] if document["verdict"] else ()),
+                *(line for each in below_table(self.remarks) for line in ("", each)),
             ]
         )
 
-    def warnings(self) -> Iterator[str]:
-        """Yield where numbers that should be the same are not."""
+    @property
+    def remarks(self) -> tuple[Remark, ...]:
+        """What to know beside the tables: remarks on the job, gradients that are not used, numbers that disagree."""
         job = self.job
+        used = GradientsUsed.of(job.trace.plan, late_shares(job.trace))
+        found = (*job.remarks, *used.remarks(job.baseline.name), *self._disagreeing(), *self._of_gains())
+        return tuple(dict.fromkeys(found))
+
+    def _disagreeing(self) -> Iterator[Remark]:
+        """Yield where numbers that should be the same are not."""
         found = self.slowdown
         compared = self.gains
         traced = format_seconds(found.traced_s)
         replayed = format_seconds(found.replayed_s)
         if abs(found.replayed_s - found.traced_s) > _REPLAY_ERROR * found.traced_s:
-            yield f"{job.name}: the trace contradicts its plan: replayed {replayed} per step, traced {traced}"
-        if compared is None:
-            return
-        if compared.remark:
-            yield f"{job.name}: {compared.remark}"
-        if not job.is_measured:
+            text = f"the trace contradicts its plan: replayed {replayed} per step, traced {traced}"
+            yield Remark("accuracy", text)
+        if not (compared and self.job.is_measured):
             return
         if abs(compared.baseline_step_s - found.traced_s) > _SIMULATION_ERROR * found.traced_s:
-            yield (
-                f"{job.name}: {compared.baseline} takes {traced} per step as measured, "
+            text = (
+                f"{compared.baseline} takes {traced} per step as measured, "
                 f"{format_seconds(compared.baseline_step_s)} as simulated: the speed-ups are those of the simulation; "
                 f"`simdist validate` shows which operations differ"
             )
+            yield Remark("accuracy", text, compared.baseline)
+
+    def _of_gains(self) -> Iterator[Remark]:
+        if self.gains is None:
+            return
+        yield from self.gains.remarks
+        for row in self.gains.rows:
+            yield from GradientsUsed(row.gradients_used).remarks(row.schedule)
+        for problem in dict.fromkeys(row.problem for row in self.gains.rows if row.problem):
+            yield Remark("accuracy", f"no interval: {problem}")
 
 
 def simulated_job(name: str, scenario: Scenario, baseline: Schedule, steps: range | None = None) -> WhatifJob:
@@ -320,7 +341,7 @@ def simulated_job(name: str, scenario: Scenario, baseline: Schedule, steps: rang
         live = live_of(simulated, built.costs)
         trace = run(built.plan, built.costs, delays(simulated), observe=WholeTrace(n_arrays=_ARRAYS), live=live)
     others = tuple(schedule for schedule in scenario.schedules if schedule is not baseline)
-    return WhatifJob(name, scenario, baseline, others, trace, None, steps)
+    return WhatifJob(name, scenario, baseline, others, trace, None, steps, remarks_as_run(scenario))
 
 
 def _refuse_large(scenario: Scenario, schedule: Schedule) -> None:
@@ -360,6 +381,9 @@ def answer_whatif(
             progress=partial(progress, "replay"),
         )
     links = _links(job)
+    if options.n_runs and not (others or not_compared(job.scenario)):
+        nothing = Remark("result", "no other schedule fits it, so there is nothing to compare with", job.baseline.name)
+        job = replace(job, remarks=(*job.remarks, nothing))
     compared = _gains(job, others, options, progress) if others else None
     return WhatifAnswer(job, found, find_pattern(found), compared, links, options.cluster)
 
@@ -484,8 +508,6 @@ def _heading(job: WhatifJob, found: Slowdown) -> Iterator[str]:
     steps = f"{found.n_steps:,} steps" if found.n_steps == job.trace.plan.n_steps else f"steps {first} to {last}"
     yield f"{job.baseline.name}: {found.world_size:,} ranks, {steps}; {job.trace.source}"
     yield losses.slowdown_line(found.slowdown, found.replayed_s, found.ideal_s)
-    used = GradientsUsed.of(job.trace.plan, late_shares(job.trace))
-    yield from (f"{text}." for text in used.sentences(job.baseline.name))
     unexplained_s = found.replayed_s - found.explained_s
     if unexplained_s > losses.ROUNDING_S:
         explained = format_seconds(found.explained_s)
@@ -544,9 +566,6 @@ def _gains_text(compared: Gains, rows: Sequence[_Record]) -> Iterator[str]:
     yield ""
     yield table_text("schedules", _GAIN_COLUMNS, [base, *records])
     yield _runs_text(compared)
-    for row in compared.rows:
-        yield from (f"{text}." for text in GradientsUsed(row.gradients_used).sentences(row.schedule))
-    yield from dict.fromkeys(f"no interval: {row.problem}" for row in compared.rows if row.problem)
 
 
 def _runs_text(compared: Gains) -> str:

@@ -26,6 +26,7 @@ from simdist.schedules import Schedule
 from simdist.studies.columns import frame_of_records
 from simdist.studies.facets import GRADIENTS
 from simdist.studies.measuring import ScheduleTimes, measure
+from simdist.studies.remarks import Remark
 from simdist.studies.resampling import ResampledRecording, Runs, longest_period, runs_of
 from simdist.studies.statistics import resampled_interval
 
@@ -86,7 +87,7 @@ class Gains:
         n_runs: Runs per schedule.
         n_steps: Steps of each run; a few more if needed for whole periods.
         recording: The resampled recording, if there is one.
-        remark: Remark about the resampling.
+        remarks: Remarks on the runs.
         problem: Why no schedule may be recommended; None if one may.
     """
 
@@ -97,7 +98,7 @@ class Gains:
     n_runs: int
     n_steps: int
     recording: ResampledRecording | None
-    remark: str | None
+    remarks: tuple[Remark, ...]
     problem: str | None = None
 
     def records(self) -> list[dict[str, object]]:
@@ -197,7 +198,7 @@ def find_gains(
         n_runs=n_seeds,
         n_steps=runs.scenario_for(baseline).steps,
         recording=runs.recording,
-        remark=runs.remark,
+        remarks=tuple(each for each in runs.remarks if not each.is_of_inputs),
         problem=scenario.imported.problem if scenario.imported else None,
     )
 

@@ -4,7 +4,7 @@ All schedules are measured with the same injected delays of the same seeds (comm
 differences are not noise. Intervals are 95 % confidence intervals over seeds, from Student's t distribution.
 """
 
-import textwrap
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, final
@@ -17,18 +17,17 @@ from simdist.errors import ScenarioError, naming
 from simdist.plan.delays import Draw
 from simdist.runs.building import Built, build, in_steps
 from simdist.scenario.scenario import AnyScenario, Scenario, load
-from simdist.scenario.warnings import unstated
 from simdist.schedules import Schedule
 from simdist.settings.base import plural
 from simdist.settings.units import format_seconds
 from simdist.studies.columns import ENGINE, SCHEDULE, SPEEDUP, STATE_COLUMNS, STEP_TIME, combined
 from simdist.studies.draws import shared_delays, with_draws
-from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Simulated, ValueT, facet_sentences, told
-from simdist.studies.facets import doubts as doubts_of_facets
+from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Simulated, ValueT, facet_remarks, told
 from simdist.studies.facets import facet_columns as columns_of_facets
+from simdist.studies.known_delays import chance_remarks, corrected
 from simdist.studies.measuring import TIMES_OF_DRAWS, Progress, ScheduleTimes, measure, times_of
-from simdist.studies.remarks import remarks_of
-from simdist.studies.statistics import Interval, is_wide, positive_interval, ratio_interval
+from simdist.studies.remarks import Remark, below_table, documents, remarks_of, with_remarks
+from simdist.studies.statistics import NORMAL_QUANTILE, Interval, is_wide, positive_interval, ratio_interval
 from simdist.studies.tables import facets_text, table_text
 from simdist.traces.breakdown import STATES, break_down
 from simdist.traces.trace import Trace
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from simdist.engines.actors import Actor
 
 _USUAL_SEEDS = 20
-_WIDTH = 120  # of sentences
 _COLUMNS = (SCHEDULE, STEP_TIME, SPEEDUP, *STATE_COLUMNS, ENGINE)
 
 
@@ -160,11 +158,14 @@ class Comparison(list[Row]):
     ['schedule', 'step_s', 'step_s_low', 'step_s_high', 'speedup', 'speedup_low', 'speedup_high']
     """
 
-    def __init__(self, rows: Iterable[Row], *, scenario: Scenario, baseline: str, title: str) -> None:
+    def __init__(
+        self, rows: Iterable[Row], *, scenario: Scenario, baseline: str, title: str, measured: Sequence[ScheduleTimes]
+    ) -> None:
         """Take the rows.
 
         Args:
             rows: A row for each schedule.
+            measured: The times behind each row.
             scenario: The scenario that was simulated.
             baseline: Label of the schedule that speed-ups are over.
             title: Heading of tables and pictures.
@@ -173,6 +174,7 @@ class Comparison(list[Row]):
         self.scenario = scenario
         self.baseline = baseline
         self.title = title
+        self.measured = tuple(measured)
 
     @property
     def base(self) -> Row:
@@ -180,15 +182,10 @@ class Comparison(list[Row]):
         return next(each for each in self if each.schedule == self.baseline)
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """What the rows do not show: gradients that are not used, numbers that are not stated, too few seeds."""
-        of_scenario = unstated(self.scenario.cluster, self.scenario.schedules)
-        return (*facet_sentences(self), *of_scenario, *doubts_of_facets(self.scenario, self), *too_few_seeds(self))
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """All that `simdist compare` says beside the table: `remarks_of` the scenario, then `notes`; no full stops."""
-        return (*remarks_of(self.scenario), *self.notes)
+    def remarks(self) -> tuple[Remark, ...]:
+        """What to know beside the table: remarks on the scenario, then on the rows."""
+        of_chance = (*chance_remarks(self.scenario, self.measured), *too_few_seeds(self))
+        return (*remarks_of(self.scenario), *facet_remarks(self.scenario, self), *of_chance)
 
     def document(self) -> dict[str, object]:
         """Return the comparison as JSON has it.
@@ -196,29 +193,25 @@ class Comparison(list[Row]):
         Columns:
             scenario, baseline (str): Name and label.
             rows (list): "A schedule among others".
-            remarks (list): Doubtful settings, and what the rows do not show (str).
+            remarks (list): "A remark".
         """
-        rows = [each.document() for each in self]
         return {
             "scenario": self.scenario.name,
             "baseline": self.baseline,
-            "rows": rows,
-            "remarks": list(self.remarks),
+            "rows": [each.document() for each in self],
+            "remarks": documents(self.remarks),
         }
 
     def text(self) -> str:
-        """Return the comparison as tables, with what they do not show below; `remarks_of` the scenario are not in."""
+        """Return the comparison as tables, with the remarks below that only its results tell."""
         facets = told(self)
         columns = combined(_COLUMNS, columns_of_facets(self))
         tables = [table_text(self.title, columns, [each.cells(facets) for each in self]), *facets_text(self, self.base)]
-        sentences = [textwrap.fill(f"{each}.", _WIDTH, break_on_hyphens=False) for each in self.notes]
-        return "\n\n".join([*tables, *sentences])
+        return "\n\n".join([*tables, *below_table(self.remarks)])
 
     def frame(self) -> "pd.DataFrame":
         """Return the rows as a pandas frame, see `frame`; its `attrs` have the `remarks`."""
-        found = frame(self)
-        found.attrs["remarks"] = list(self.remarks)
-        return found
+        return with_remarks(frame(self), self.remarks)
 
     def plot(self) -> "Figure":
         """Draw the speed-ups with their intervals, and where the step time goes."""
@@ -284,7 +277,7 @@ def compare(
     rows = [row(each, base) for each in measured]
     has_ranges = any(each.of(RANGES) or each.step_s_range for each in rows)
     title = _title(scenario, reference.name, n_seeds, has_ranges=has_ranges)
-    return Comparison(rows, scenario=scenario, baseline=reference.name, title=title)
+    return Comparison(rows, scenario=scenario, baseline=reference.name, title=title, measured=measured)
 
 
 def _check_measured(measured: Sequence[ScheduleTimes], scenario: Scenario, n_seeds: int) -> None:
@@ -388,7 +381,7 @@ def measure_with_additions(
             value = facet.measure_built(scenario, built)
         if value is not None:
             measured = replace(measured, facets=measured.facets.changed(facet, value))
-    return with_draws(scenario, built, measured, progress=progress, draw=draw)
+    return corrected(scenario, built, with_draws(scenario, built, measured, progress=progress, draw=draw))
 
 
 def range_of_trace(scenario: Scenario, built: Built, trace: Trace) -> Interval | None:
@@ -425,15 +418,30 @@ def row(measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
     found = Row(
         schedule=measured.label,
         step_s=step_s,
-        step_s_ci95=positive_interval(measured.step_s),
+        step_s_ci95=_step_interval(measured),
         speedup=speedup,
-        speedup_ci95=ratio_interval(speedup, baseline.step_s, measured.step_s),
+        speedup_ci95=_speedup_interval(speedup, measured, baseline),
         engine=measured.engine,
         seeds=len(measured.step_s),
         facets=measured.facets,
         **means,
     )
     return with_ranges(found, measured, baseline)
+
+
+def _step_interval(measured: ScheduleTimes) -> Interval | None:
+    if math.isinf(measured.unseen_s):
+        return None
+    return positive_interval(measured.step_s, error=measured.unseen_s / NORMAL_QUANTILE)
+
+
+def _speedup_interval(speedup: float, measured: ScheduleTimes, baseline: ScheduleTimes) -> Interval | None:
+    if measured is baseline:
+        return None if len(measured.step_s) == 1 else (1.0, 1.0)
+    unseen = math.hypot(*(each.unseen_s / float(each.step_s.mean()) for each in (measured, baseline)))
+    if math.isinf(unseen):
+        return None
+    return ratio_interval(speedup, baseline.step_s, measured.step_s, error=speedup * unseen / NORMAL_QUANTILE)
 
 
 def with_ranges(found: Row, measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
@@ -453,7 +461,7 @@ def with_ranges(found: Row, measured: ScheduleTimes, baseline: ScheduleTimes) ->
     return replace(found, step_s_range=of_step, speedup_range=of_speedup, facets=facets)
 
 
-def too_few_seeds(rows: Sequence[Row]) -> list[str]:
+def too_few_seeds(rows: Sequence[Row]) -> list[Remark]:
     """Say that seeds are too few, if the intervals of some rows are so wide that little is known."""
     wide = [
         each.schedule
@@ -465,4 +473,5 @@ def too_few_seeds(rows: Sequence[Row]) -> list[str]:
         return []
     n_seeds = rows[0].seeds
     more = max(_USUAL_SEEDS, 4 * n_seeds)
-    return [f"{n_seeds} seeds are too few to know the times of {', '.join(wide)}: write --seeds {more} or more"]
+    text = f"{n_seeds} seeds are too few to know the times of {', '.join(wide)}: write --seeds {more} or more"
+    return [Remark("accuracy", text, wide[0] if len(wide) == 1 else "")]

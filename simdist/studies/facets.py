@@ -33,6 +33,7 @@ from simdist.scenario.scenario import Scenario
 from simdist.settings.base import unchecked_copy
 from simdist.settings.units import Elapsed, format_duration, format_nbytes, format_share
 from simdist.studies.columns import IN_RANGES, SCHEDULE, Column, factor, seconds, shown_epochs
+from simdist.studies.remarks import Remark
 from simdist.traces.breakdown import Breakdown, mean_late
 from simdist.traces.links import link_in_words
 
@@ -159,12 +160,8 @@ class Facet(ABC, Generic[ValueT]):
         """Return a separate table. `base` is the value of the baseline."""
         return None
 
-    def sentences(self, lines: Sequence[Line[ValueT]]) -> list[str]:
-        """Return sentences to print below the tables, without full stops."""
-        return []
-
-    def doubts(self, scenario: Scenario, lines: Sequence[Line[ValueT]]) -> list[str]:
-        """Return sentences about uncertainty of the numbers. JSON has them, too."""
+    def remarks(self, scenario: Scenario, lines: Sequence[Line[ValueT]]) -> list[Remark]:
+        """Return remarks on schedules of a scenario."""
         return []
 
 
@@ -239,14 +236,9 @@ def tables(rows: Sequence[Told], base: Told) -> list[FacetTable]:
     return [each for each in found if each]
 
 
-def facet_sentences(rows: Sequence[Told]) -> list[str]:
-    """Return the sentences of facets, without full stops."""
-    return [text for facet in told(rows) for text in facet.sentences([each.line(facet) for each in rows])]
-
-
-def doubts(scenario: Scenario, rows: Sequence[Told]) -> list[str]:
-    """Return the doubts of facets about a scenario."""
-    return [text for facet in told(rows) for text in facet.doubts(scenario, [each.line(facet) for each in rows])]
+def facet_remarks(scenario: Scenario, rows: Sequence[Told]) -> list[Remark]:
+    """Return the remarks of facets on schedules of a scenario."""
+    return [each for facet in told(rows) for each in facet.remarks(scenario, [row.line(facet) for row in rows])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -523,14 +515,14 @@ class _RangesFacet(Facet[Mapping[str, float]]):
         """Return the columns that show ranges in place of confidence intervals."""
         return IN_RANGES if any(values) else ()
 
-    def doubts(self, scenario: Scenario, lines: Sequence[Line[Mapping[str, float]]]) -> list[str]:
+    def remarks(self, scenario: Scenario, lines: Sequence[Line[Mapping[str, float]]]) -> list[Remark]:
         """Name the measurement that would narrow the ranges most."""
         known = {each.schedule: each.value for each in lines if each.value}
         if not known:
             return []
         from simdist.studies.uncertainty import causes
 
-        return causes(scenario, known)
+        return [Remark("result", text) for text in causes(scenario, known)]
 
 
 @dataclass(frozen=True)
@@ -550,8 +542,8 @@ class GradientsUsed:
         """Return the gradients that a plan uses, given the share of updates that each rank misses."""
         return cls(plan.gradients_used, {rank: share for rank, share in late.items() if share >= _NEARLY_ALL})
 
-    def sentences(self, label: str, *, most: float | None = None) -> list[str]:
-        """Return a sentence if updates do not use all gradients. It names the ranks that are too late.
+    def remarks(self, label: str, *, most: float | None = None) -> list[Remark]:
+        """Return a remark if updates do not use all gradients. It names the ranks that are too late.
 
         Args:
             label: Label of the schedule.
@@ -568,7 +560,7 @@ class GradientsUsed:
             text += (
                 f"; {ranks_named(tuple(self.late))} {'come' if len(self.late) > 1 else 'comes'} too late for {rarely}"
             )
-        return [text]
+        return [Remark("result", text, label)]
 
 
 @final
@@ -600,9 +592,9 @@ class _GradientsFacet(Facet[GradientsUsed]):
         """Return the share."""
         return GradientsUsed(float(record.get("gradients_used", 1.0)))
 
-    def sentences(self, lines: Sequence[Line[GradientsUsed]]) -> list[str]:
-        """Return the sentences of all schedules."""
-        return [text for each in lines for text in each.value.sentences(each.schedule)]
+    def remarks(self, scenario: Scenario, lines: Sequence[Line[GradientsUsed]]) -> list[Remark]:
+        """Return the remarks on all schedules."""
+        return [remark for each in lines for remark in each.value.remarks(each.schedule)]
 
 
 @dataclass(frozen=True)
@@ -665,7 +657,7 @@ class _MemoryFacet(Facet[_PeakMemory | None]):
         of_kinds = [Column(kind, kind, form=format_nbytes) for kind in kinds]
         return FacetTable(self._title, (SCHEDULE, *of_kinds), records) if records else None
 
-    def doubts(self, scenario: Scenario, lines: Sequence[Line[_PeakMemory | None]]) -> list[str]:
+    def remarks(self, scenario: Scenario, lines: Sequence[Line[_PeakMemory | None]]) -> list[Remark]:
         """Name the schedules that do not fit, and say what is not counted. Only what is counted in full surely fits."""
         from simdist.runs.memory import not_counted
 
@@ -676,11 +668,12 @@ class _MemoryFacet(Facet[_PeakMemory | None]):
             if each.value and not each.value.fits:
                 has = format_nbytes(each.value.limit_nbytes or 0)
                 needs = f"{least}{format_nbytes(each.value.nbytes)}"
-                found.append(f"{each.schedule} needs {needs} on a device that has {has}")
+                text = f"{each.schedule} needs {needs} on a device that has {has}"
+                found.append(Remark("accuracy", text, each.schedule))
         fitting = [each.schedule for each in lines if each.value and each.value.fits]
         if found and fitting and not in_part:
-            found.append(f"{', '.join(fitting)} {'fits' if len(fitting) == 1 else 'fit'}")
-        return [*found, in_part] if in_part else found
+            found.append(Remark("result", f"{', '.join(fitting)} {'fits' if len(fitting) == 1 else 'fit'}"))
+        return [*found, Remark("assumption", in_part)] if in_part else found
 
 
 EPOCHS = _EpochsFacet()

@@ -1,20 +1,120 @@
-"""What a user must know of a scenario before its numbers: the same sentences on the command line and in Python."""
+"""Remarks: what a user must know beside the numbers of an answer.
 
-from collections.abc import Iterator
+Every answer has one list of them, `remarks`, in the same words whoever asks. Commands print it, `document()` has it,
+frames carry it in their `attrs`, pages and notebooks show it. The functions of `import simdist` also warn.
+"""
 
-from simdist.errors import naming
+import re
+import textwrap
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from simdist.errors import SimdistWarning, naming
 from simdist.runs.building import in_steps, lost_share
 from simdist.scenario import Interference, Scenario
-from simdist.scenario.warnings import warnings_of
+from simdist.scenario.warnings import unstated, warnings_of
 from simdist.settings.units import Elapsed, format_duration, format_share
 
+if TYPE_CHECKING:
+    import pandas as pd
 
-def remarks_of(scenario: Scenario) -> tuple[str, ...]:
-    """Return the warnings of a scenario, then what follows from its settings, a sentence each without full stop."""
-    return (*warnings_of(scenario), *derived(scenario))
+Kind: TypeAlias = Literal["input", "derived", "assumption", "result", "accuracy"]
+
+_OF_INPUTS = ("input", "derived")
+_DOUBTS = ("input", "accuracy")
+_WIDTH = 120  # columns of a sentence
+_CALLERS = 3  # frames from `warnings.warn` to the code of the user
+_PATH = re.compile(r"([a-z_]+)((\.\w+|\[\d+\])+|(?=:| has no effect))")
 
 
-def derived(scenario: Scenario) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """A sentence beside the numbers of an answer.
+
+    Args:
+        kind: `input`: a setting is probably wrong, or has no effect. `derived`: a number follows from settings.
+            `assumption`: a number is not stated, or an effect is not modelled. `result`: the table does not show it.
+            `accuracy`: a number is less certain than it looks.
+        text: The sentence, without full stop.
+        place: The path of a setting, such as `disturbances[0]`, or the label of a schedule. Empty: the whole answer.
+    """
+
+    kind: Kind
+    text: str
+    place: str = ""
+
+    @property
+    def is_of_inputs(self) -> bool:
+        """Whether it is known before anything is simulated, so that commands print it first."""
+        return self.kind in _OF_INPUTS
+
+    @property
+    def is_doubt(self) -> bool:
+        """Whether it casts doubt on a number, so that Python warns."""
+        return self.kind in _DOUBTS
+
+    def document(self) -> dict[str, object]:
+        """Return a remark as JSON.
+
+        Columns:
+            kind (str): `input` (a setting is probably wrong, or has no effect), `derived` (a number follows from
+                settings), `assumption` (a number is not stated, or an effect is not modelled), `result` (the table
+                does not show it) or `accuracy` (a number is less certain than it looks).
+            text (str): Sentence.
+            place (str): Path of a setting, or label of a schedule. Empty: the whole answer.
+        """
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def documents(remarks: Iterable[Remark]) -> list[dict[str, object]]:
+    """Return remarks as JSON has them."""
+    return [each.document() for each in remarks]
+
+
+def below_table(remarks: Iterable[Remark]) -> list[str]:
+    """Return the remarks that a command prints below its tables, a folded paragraph each."""
+    shown = (f"{each}." for each in remarks if not each.is_of_inputs)
+    return [textwrap.fill(sentence, _WIDTH, break_on_hyphens=False) for sentence in shown]
+
+
+def with_remarks(frame: "pd.DataFrame", remarks: Iterable[Remark]) -> "pd.DataFrame":
+    """Return a frame that carries remarks in its `attrs`."""
+    frame.attrs["remarks"] = documents(remarks)
+    return frame
+
+
+def warn_of(name: str, remarks: Sequence[Remark]) -> None:
+    """Warn of the doubts among some remarks; a function of `import simdist` calls this, so that its caller is named.
+
+    Python shows each warning once for each line that asks, unless the user's filters say otherwise.
+    """
+    for each in remarks:
+        if each.is_doubt:
+            warnings.warn(f"{name}: {each}", SimdistWarning, stacklevel=_CALLERS)
+
+
+def remarks_of(scenario: Scenario) -> tuple[Remark, ...]:
+    """Return the remarks on a scenario: its warnings, what follows from its settings, and what they do not state."""
+    sentences: dict[Kind, Iterable[str]] = {
+        "input": warnings_of(scenario),
+        "derived": _derived(scenario),
+        "assumption": unstated(scenario.cluster, scenario.schedules),
+    }
+    return tuple(Remark(kind, text, _place(text)) for kind, texts in sentences.items() for text in texts)
+
+
+def _place(text: str) -> str:
+    """Return the path that a sentence begins with; empty if it begins otherwise."""
+    found = _PATH.match(text.removeprefix("the range of "))
+    return found[0] if found and found[1] in Scenario.model_fields else ""
+
+
+def _derived(scenario: Scenario) -> Iterator[str]:
     """Yield numbers that follow from settings: steps between checkpoints, and what a measured machine loses."""
     if scenario.checkpoint and isinstance(scenario.checkpoint.every, Elapsed):
         yield _checkpoint_steps(scenario, scenario.checkpoint.every)

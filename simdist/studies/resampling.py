@@ -44,6 +44,7 @@ from simdist.scenario.disturbances import Disturbance, read_recorded
 from simdist.scenario.links import LinkDisturbance
 from simdist.schedules import Schedule
 from simdist.settings.base import unchecked_copy
+from simdist.studies.remarks import Remark, remarks_of
 from simdist.studies.statistics import NORMAL_QUANTILE, Interval, student_quantile
 
 #: Speed-up below which a change is not proposed: models are not better than that, and changes cost work.
@@ -141,25 +142,29 @@ class Runs:
         return low * max(0.0, 1 - error), high * (1 + error)
 
     @property
-    def length_remark(self) -> str | None:
-        """Sentence about runs that checkpoints make far longer."""
-        if self.steps_without_files is None or self.scenario.steps < _FAR_LONGER * self.steps_without_files:
-            return None
-        return (
-            f"runs have {self.scenario.steps:,} steps in place of {self.steps_without_files:,}, for {_N_PERIODS} "
-            f"checkpoints or more: a smaller checkpoint.every makes them shorter"
-        )
-
-    @property
-    def remark(self) -> str | None:
-        """Warning about blocks that are stated, but shorter than the periods of schedules."""
+    def remarks(self) -> tuple[Remark, ...]:
+        """Runs that checkpoints make far longer, and blocks that are shorter than the periods of schedules."""
+        found = []
+        if self.steps_without_files is not None and self.scenario.steps >= _FAR_LONGER * self.steps_without_files:
+            text = (
+                f"runs have {self.scenario.steps:,} steps in place of {self.steps_without_files:,}, for {_N_PERIODS} "
+                f"checkpoints or more: a smaller checkpoint.every makes them shorter"
+            )
+            found.append(Remark("derived", text, "checkpoint.every"))
         recording = self.recording
-        if recording is None or not recording.is_stated or recording.block_steps >= self.longest_period:
-            return None
-        return (
-            f"blocks of {recording.block_steps} steps, as stated, are shorter than the longest period, "
-            f"{self.longest_period} steps: delays that last longer are cut, and intervals may be too narrow"
-        )
+        if recording and recording.is_stated and recording.block_steps < self.longest_period:
+            text = (
+                f"blocks of {recording.block_steps} steps, as stated, are shorter than the longest period, "
+                f"{self.longest_period} steps: delays that last longer are cut, and intervals may be too narrow"
+            )
+            found.append(Remark("accuracy", text))
+        return tuple(found)
+
+
+def remarks_as_run(scenario: Scenario) -> tuple[Remark, ...]:
+    """Return the remarks on a scenario that is run as `runs_of` its own schedules says."""
+    runs = runs_of(scenario, longest_period(scenario, scenario.schedules))
+    return (*(each for each in runs.remarks if each.is_of_inputs), *remarks_of(runs.scenario))
 
 
 def longest_period(scenario: Scenario, schedules: Sequence[Schedule]) -> int:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, groupby, repeat
@@ -226,12 +227,20 @@ def _completed(result: ResultRow, record: Mapping[str, Any], path: Path) -> Resu
                 states_s = {state: means_s[number : number + 1] for number, state in enumerate(STATES)}
                 facets = FacetValues.restored(parts)
                 measured = ScheduleTimes(label, engine, _array(record["step_s"]), states_s, facets=facets)
+                measured = _with_chance(measured, parts)
             except (KeyError, TypeError, ValueError):
                 pass
             else:
                 n_seeds = len(measured.step_s)
                 return replace(result, schedule=label, n_seeds=n_seeds, measured=measured)
     raise RunError(f"{path}: the record of {record['key']} is damaged: delete its line, and run `simdist sweep` again")
+
+
+def _with_chance(measured: ScheduleTimes, parts: Mapping[str, Any]) -> ScheduleTimes:
+    """Return times with the corrections of a record, if it has any."""
+    run_s = _array(parts["run_s"]) if "run_s" in parts else None
+    unseen_s = parts.get("unseen_s", 0.0)
+    return replace(measured, run_s=run_s, unseen_s=math.inf if unseen_s is None else float(unseen_s))
 
 
 def _array(seconds: Sequence[float]) -> NDArray[np.float64]:

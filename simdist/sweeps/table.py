@@ -161,7 +161,7 @@ def used_notes(results: Sequence[ResultRow]) -> list[str]:
     for each in results:
         shares.setdefault(each.schedule, []).append(each.measured.of(GRADIENTS).share if each.measured else 1.0)
     return [
-        text for label, used in shares.items() for text in GradientsUsed(min(used)).sentences(label, most=max(used))
+        each.text for label, used in shares.items() for each in GradientsUsed(min(used)).remarks(label, most=max(used))
     ]
 
 

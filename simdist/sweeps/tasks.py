@@ -27,6 +27,7 @@ from simdist.scenario import Scenario
 from simdist.scenario.strict_yaml import path_text
 from simdist.settings.base import FromFile
 from simdist.studies import facets
+from simdist.studies.known_delays import corrected
 from simdist.studies.measuring import ScheduleTimes, measure
 from simdist.sweeps.definition import RowKey
 from simdist.sweeps.keys import code_version, file_digest
@@ -141,7 +142,8 @@ def _measure(task: Task, row: RowKey, scenario: Scenario | None, batch: TaskBatc
     schedule = one.schedules[position]
     its = in_steps(one, schedule)
     built = build(its, schedule)
-    return record(measure(its, built, n_seeds=batch.n_seeds, engine=batch.engine, facets=facets.FACETS))
+    measured = measure(its, built, n_seeds=batch.n_seeds, engine=batch.engine, facets=facets.FACETS)
+    return record(corrected(its, built, measured))
 
 
 def record(measured: ScheduleTimes) -> dict[str, object]:
@@ -151,6 +153,9 @@ def record(measured: ScheduleTimes) -> dict[str, object]:
         key, schedule (str): As in the design.
         engine (str): `fast` or `des`.
         step_s (list): Step time (float) with each seed.
+        run_s (list): Only where step_s is corrected for rare or heavy delays: as simulated (float).
+        unseen_s (float or null): Only with rare delays: half the width that the interval of step_s has at least; null:
+            there is none.
         compute_s, comm_s, wait_s, io_s, host_s (float): States.
         gradients_used (float): Only below 1: share of batches used.
         staging_s (float): Only with a data set: time of staging.
@@ -161,13 +166,15 @@ def record(measured: ScheduleTimes) -> dict[str, object]:
     Raises:
         ScenarioError: A step takes no time, or for ever.
     """
-    step_s = measured.step_s.tolist()
-    if not all(0 < each < math.inf for each in step_s):
-        raise ScenarioError(f"{measured.label}: a step takes {step_s[0]:g} s, so nothing can be compared with it")
+    run_s = measured.as_simulated_s.tolist()
+    if not all(0 < each < math.inf for each in run_s):
+        raise ScenarioError(f"{measured.label}: a step takes {run_s[0]:g} s, so nothing can be compared with it")
     return {
         "schedule": measured.label,
         "engine": measured.engine,
-        "step_s": step_s,
+        "step_s": measured.step_s.tolist(),
+        **({} if measured.run_s is None else {"run_s": run_s}),
+        **({"unseen_s": measured.unseen_s if math.isfinite(measured.unseen_s) else None} if measured.unseen_s else {}),
         **{f"{state}_s": float(seconds.mean()) for state, seconds in measured.states_s.items()},
         **measured.facets.kept(),
     }

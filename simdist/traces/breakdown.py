@@ -290,6 +290,12 @@ class _Moment:
         last_end_s = dict(self.last_end_s)
         return _Moment(self.compute_end_s, self.queued_s, self.has_several, last_end_s, self.open.copy(), gaps)
 
+    def begin_several(self, n_ranks: int) -> None:
+        """Let a second lane communicate."""
+        self.has_several = True
+        if COMM.name in self.last_end_s:
+            self.queued_s = unpacked(self.last_end_s[COMM.name], n_ranks)
+
     def turn(self, by_s: _Times, n_instances: int) -> None:
         """Count times and instances from later ones on."""
         self.compute_end_s = self.compute_end_s - by_s
@@ -372,49 +378,43 @@ class Attribution:
 
     def add(self, index: int, template: Template, ready_s: _Times, start_s: _Times, end_s: _Times) -> None:
         """Take the times of the next instance."""
+        now = self._now
         lane = template.lane
-        if (
-            lane.kind == "comm"
-            and lane.name != COMM.name
-            and not self._now.has_several
-            and COMM.name in self._now.last_end_s
-        ):
-            self._now.queued_s = unpacked(
-                self._now.last_end_s[COMM.name], len(self._totals.gap_s)
-            )  # before there were several lanes
-        self._now.last_end_s[lane.name] = end_s
+        kind = lane.kind
         n_ranks = len(self._totals.gap_s)
-        is_packed = len(ready_s) != n_ranks or len(start_s) != n_ranks or len(end_s) != n_ranks
-        if is_packed and (
-            lane.kind != "comm" or self._now.has_several or lane.name != COMM.name or self._batch or self._held
-        ):
+        if kind == "comm" and lane.name != COMM.name and not now.has_several:
+            now.begin_several(n_ranks)
+        now.last_end_s[lane.name] = end_s
+        is_packed = len(end_s) != n_ranks or len(start_s) != n_ranks or len(ready_s) != n_ranks
+        if is_packed and (kind != "comm" or now.has_several or self._batch or self._held):
             ready_s, start_s, end_s = (unpacked(each, n_ranks) for each in (ready_s, start_s, end_s))
-        if lane.kind == "compute":
+        if kind == "compute":
             if template.after or not self._on_time:
                 self._end_gap({index - back for back in template.after}, start_s)
-            self._now.compute_end_s = end_s
-        elif lane.kind == "comm":
-            self._now.has_several = self._now.has_several or lane.name != COMM.name
-            if self._now.has_several:  # besides others: only the part beyond them
-                beyond_s = self._now.queued_s
-                self._now.queued_s = np.maximum(beyond_s, end_s)
+            now.compute_end_s = end_s
+        elif kind == "comm":
+            if now.has_several:  # besides others: only the part beyond them
+                beyond_s = now.queued_s
+                now.queued_s = np.maximum(beyond_s, end_s)
                 ready_s, start_s, end_s = (np.maximum(at_s, beyond_s) for at_s in (ready_s, start_s, end_s))
-            self._now.open.collectives.append(_Collective(index, ready_s, start_s, end_s))
-        elif lane.kind == "io":
-            self._now.open.loads.append(self._load(index, lane, start_s, end_s))
-        elif lane.kind == "save":
-            self._now.open.saves.append(_Transfer(index, start_s, end_s))
-        if self._held and lane.kind not in ("host", "compute"):
+            now.open.collectives.append(_Collective(index, ready_s, start_s, end_s))
+        elif kind == "io":
+            now.open.loads.append(self._load(index, lane, start_s, end_s))
+        elif kind == "save":
+            now.open.saves.append(_Transfer(index, start_s, end_s))
+        if self._held and kind not in ("host", "compute"):
             for name, seconds in self._held(index, template):
-                self._now.open.held.append((name, lane.kind, np.maximum(end_s - seconds, start_s), end_s))
-        if self._now.gaps and lane.kind == "comm":
+                now.open.held.append((name, kind, np.maximum(end_s - seconds, start_s), end_s))
+        if now.gaps and kind == "comm":
             self._reach_back()
 
     def _load(self, index: int, lane: Lane, start_s: _Times, end_s: _Times) -> _Transfer:
         """Return a load; of a worker, only the part that is beyond the earlier loads of other workers."""
         if lane.name != IO.name:
             self._load_lanes[lane.name] = None
-            for beyond_s in (self._now.last_end_s[name] for name in self._load_lanes if name != lane.name):
+            ends_s = self._now.last_end_s
+            others = (name for name in self._load_lanes if name != lane.name and name in ends_s)
+            for beyond_s in (unpacked(ends_s[name], len(self._totals.gap_s)) for name in others):
                 start_s, end_s = np.maximum(start_s, beyond_s), np.maximum(end_s, beyond_s)
         return _Transfer(index, start_s, end_s)
 

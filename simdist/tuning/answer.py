@@ -2,10 +2,12 @@
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
-from simdist.scenario import Scenario
+from simdist.runs.building import dataset
+from simdist.scenario import Recorded, Scenario
 from simdist.settings.base import picked, plural
 from simdist.settings.units import format_nbytes, format_seconds
 from simdist.studies import comparison
@@ -18,8 +20,9 @@ from simdist.studies.columns import (
     factor_with_interval,
     seconds_with_interval,
 )
-from simdist.studies.facets import RANGES
-from simdist.studies.resampling import Runs
+from simdist.studies.facets import RANGES, facet_remarks
+from simdist.studies.remarks import Remark, below_table, documents, with_remarks
+from simdist.studies.resampling import Runs, remarks_as_run
 from simdist.studies.tables import table_text
 from simdist.tuning.constraints import Constraints
 from simdist.tuning.evaluating import Evaluated, Finalist, TooSlow
@@ -29,10 +32,11 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+_FEW_PERIODS = 10  # in fewer, a last one that is cut off saves a schedule an average that others pay for
 _NOT_KNOWN = (
     "Not modelled: how less frequent averaging, or sending part of the gradient, changes what is learnt per step. "
     "--global-every, --group-every and --min-density are your choice. What repairing slow ranks would gain, "
-    "`simdist whatif` shows."
+    "`simdist whatif` shows"
 )
 
 
@@ -60,6 +64,26 @@ _OF_PASSES = (
     Column("per micro-batch", "step_s", "step_s_ci95", form=seconds_with_interval),
     *_COLUMNS[3:],
 )
+
+
+def search_remarks(scenario: Scenario, global_every: int) -> tuple[Remark, ...]:
+    """Return what to know of a scenario before its schedules are searched.
+
+    Args:
+        scenario: As the user wrote it.
+        global_every: Maximum steps between exchanges of all ranks.
+    """
+    found = []
+    if dataset(scenario) is not None and scenario.steps < _FEW_PERIODS * global_every:
+        text = (
+            f"{scenario.steps} steps of a data set hold fewer than {_FEW_PERIODS} periods of {global_every} steps, "
+            f"so the last steps decide; write steps: {_FEW_PERIODS * global_every} or more, or a smaller --global-every"
+        )
+        found.append(Remark("input", text, "steps"))
+    if any(isinstance(each, Recorded) for each in scenario.disturbances):
+        text = "recorded disturbances: every seed draws its own blocks of the recorded steps"
+        found.append(Remark("derived", text, "disturbances"))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -126,6 +150,30 @@ class Tuned:
         """The schedule that the others are compared with."""
         return next(each for each in self.finalists if each.is_baseline)
 
+    @property
+    def remarks(self) -> tuple[Remark, ...]:
+        """What to know beside the table: remarks on the scenario and the search, then on the finalists."""
+        rows = [each.row for each in self.finalists]
+        found = [
+            *remarks_as_run(self.scenario),
+            *search_remarks(self.scenario, self.constraints.global_every),
+            *facet_remarks(self.runs.scenario, rows),
+            *(each for each in self.runs.remarks if not each.is_of_inputs),
+            *comparison.too_few_seeds(rows),
+            *self._not_modelled(),
+        ]
+        return tuple(dict.fromkeys(found))
+
+    def _not_modelled(self) -> Iterator[Remark]:
+        yield Remark("assumption", _NOT_KNOWN)
+        if self.per != "step":
+            yield Remark("assumption", "More micro-batches a step also make the batch of an update larger")
+            if any(self.scenario.delays):
+                late = "Delays are drawn per step: steps of more micro-batches meet fewer of them per sample"
+                yield Remark("assumption", late, "disturbances")
+        if len({each.checkpoint.every for each in self.finalists if each.checkpoint}) > 1:
+            yield Remark("assumption", "The further apart checkpoints are, the more work a failure costs")
+
     def document(self) -> dict[str, object]:
         """Return a search for a schedule as JSON.
 
@@ -146,6 +194,7 @@ class Tuned:
             verdict (str): What to do.
             reasons (list): Why (str).
             rows (list): "A finalist", the fastest first, with the baseline.
+            remarks (list): "A remark".
         """
         verdict = self.verdict
         recording = self.runs.recording
@@ -164,6 +213,7 @@ class Tuned:
             **picked(verdict, "outcome", "reasons", verdict="sentence"),
             "best": verdict.best.schedule.name,
             "rows": [self.record(each) for each in self.finalists],
+            "remarks": documents(self.remarks),
         }
 
     def record(self, finalist: Finalist) -> dict[str, object]:
@@ -203,10 +253,7 @@ class Tuned:
             own = self.runs.scenario.checkpoint
             changes = (winner.schedule, winner.micro_batches, winner.checkpoint)
             lines += ["", lines_of_scenario(self.scenario, *changes, own=own)]
-        more = [] if self.per == "step" else ["More micro-batches a step also make the batch of an update larger."]
-        if len({each.checkpoint.every for each in self.finalists if each.checkpoint}) > 1:
-            more.append("The further apart checkpoints are, the more work a failure costs.")
-        return "\n".join([*lines, "", " ".join([_NOT_KNOWN, *more])])
+        return "\n".join([*lines, *(line for each in below_table(self.remarks) for line in ("", each))])
 
     def _title(self) -> str:
         scenario = self.runs.scenario
@@ -234,7 +281,7 @@ class Tuned:
 
     def frame(self) -> "pd.DataFrame":
         """Return a row per finalist, with the columns of `simdist.studies.comparison.frame`, the fastest first."""
-        return comparison.frame([each.row for each in self.finalists])
+        return with_remarks(comparison.frame([each.row for each in self.finalists]), self.remarks)
 
     def plot(self) -> "Figure":
         """Draw the speed-ups of the finalists, and where their step time goes."""

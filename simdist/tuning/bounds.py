@@ -38,16 +38,14 @@ def least_step_s(plan: Plan, costs: Costs) -> float:
         plan: A legal plan.
         costs: Its price list.
     """
-    if _may_pass_over(plan):
-        return 0.0
-    seconds = {op: _least_s(op, costs, plan.world_size) for op in plan.distinct_ops}
+    seconds = _least_seconds(plan, costs)
     n_times: Counter[int] = Counter()
     for run in plan.order:
         for number in run.bodies:
             n_times[number] += run.times
     of_lanes: dict[str, _Seconds] = {}
     for number, times in n_times.items():
-        for op in plan.bodies[number]:
+        for op in plan.bodies[number] if seconds else ():
             lane = lane_of(op).name
             of_lanes[lane] = of_lanes.get(lane, 0.0) + times * seconds[op]
     longest_s = max((float(np.max(each)) for each in of_lanes.values()), default=0.0)
@@ -61,13 +59,12 @@ def least_chain_step_s(plan: Plan, costs: Costs) -> float:
         plan: A legal plan.
         costs: Its price list.
     """
-    if _may_pass_over(plan):
-        return 0.0
-    seconds = {op: float(np.min(_least_s(op, costs, plan.world_size))) for op in plan.distinct_ops}
+    seconds = {op: float(np.min(each)) for op, each in _least_seconds(plan, costs).items()}
     ends_s: list[float] = []  # of the last instances; what is older counts as ended at the start
-    for stretch in stretches(plan):
+    for stretch in stretches(plan) if seconds else ():
         of_steps = groupby(stretch.templates, attrgetter("step"))
-        programs = (tuple((seconds[each.op], _backs(each)) for each in step) for _, step in of_steps)
+        known = {number: seconds[op] for number, op in {id(each.op): each.op for each in stretch.templates}.items()}
+        programs = (tuple([(known[id(each.op)], _backs(each)) for each in step]) for _, step in of_steps)
         runs = [(program, len(list(equal))) for program, equal in groupby(programs)]
         furthest = max((back for program, _ in runs for _, backs in program for back in backs), default=1)
         n_kept = max((furthest, *stretch.live))
@@ -77,8 +74,11 @@ def least_chain_step_s(plan: Plan, costs: Costs) -> float:
     return max(ends_s, default=0.0) / plan.n_steps * (1 - _ROUNDING)
 
 
-def _may_pass_over(plan: Plan) -> bool:
-    return any(drops(body) is not None or any(isinstance(op, Enter) for op in body) for body in plan.bodies)
+def _least_seconds(plan: Plan, costs: Costs) -> dict[Op, _Seconds]:
+    """Return the seconds that operations take at least. There are none if ranks may pass over operations."""
+    if any(drops(body) is not None or any(isinstance(op, Enter) for op in body) for body in plan.bodies):
+        return {}
+    return {op: _least_s(op, costs, plan.world_size) for op in plan.distinct_ops}
 
 
 def _backs(template: Template) -> tuple[int, ...]:

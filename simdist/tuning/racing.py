@@ -29,12 +29,13 @@ import numpy as np
 from simdist.errors import ScenarioError
 from simdist.learning.answer import learning_document, learning_text
 from simdist.learning.curves import Target
-from simdist.learning.summary import Learned, learned_row, sentences, train_schedules
+from simdist.learning.summary import Learned, learned_row, remarks_on_learning, train_schedules
 from simdist.learning.timing import TimedSchedule, timed
 from simdist.learning.training import TaskSetting, Trainer
 from simdist.plan import Plan
 from simdist.scenario import Scenario
 from simdist.settings.base import picked, plural, unchecked_copy
+from simdist.studies.remarks import Remark, remarks_of
 from simdist.tuning.constraints import broken
 from simdist.tuning.evaluating import front
 from simdist.tuning.tuning import TuneOptions, simulate_candidates
@@ -89,6 +90,17 @@ class Raced:
     n_fell: int
     n_steps: int
 
+    @property
+    def remarks(self) -> tuple[Remark, ...]:
+        """What to know beside the table."""
+        fell = f"given up early, so perhaps sooner: {self.n_fell:,} of {self.n_entrants:,} candidates"
+        return (
+            *remarks_of(self.scenario),
+            *([Remark("accuracy", fell)] if self.n_fell else []),
+            *remarks_on_learning(self.finalists, self.finalists[0], self.target),
+            Remark("result", "*: no other finalist is there sooner and better in the end"),
+        )
+
     def document(self) -> dict[str, Any]:
         """Return the search as JSON.
 
@@ -108,13 +120,9 @@ class Raced:
             "n_exhaustive_steps": self._n_exhaustive_steps,
             **picked(self, "outcome", "n_entrants", "n_fell", "n_steps"),
         }
-        fell = f"given up early, so perhaps sooner: {self.n_fell:,} of {self.n_entrants:,} candidates"
-        front = "*: no other finalist is there sooner and better in the end"
-        notes = sentences(self.finalists, base, self.target)
-        said = [self.sentence, *([fell] if self.n_fell else []), *notes, front]
         rows = [self._record(number) for number in range(len(self.finalists))]
         return learning_document(
-            about, self.finalists, rows, said, title=self._title(), task=self.task, target=self.target
+            about, self.finalists, rows, self.remarks, title=self._title(), task=self.task, target=self.target
         )
 
     def text(self) -> str:

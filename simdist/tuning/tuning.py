@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist.engines.run import rare_collections
 from simdist.errors import ScenarioError
 from simdist.runs.building import Built, in_steps
 from simdist.runs.memory import not_counted
@@ -23,6 +24,7 @@ from simdist.settings.units import format_nbytes, format_seconds
 from simdist.studies import measuring
 from simdist.studies.comparison import find_baseline, find_label
 from simdist.studies.draws import with_draws
+from simdist.studies.known_delays import corrected
 from simdist.studies.measuring import ScheduleTimes
 from simdist.studies.resampling import longest_period, runs_of
 from simdist.tuning.answer import Searched, Tuned
@@ -76,6 +78,7 @@ class TuneOptions:
         return None if n_candidates <= (self.evaluations or _MOST_EXHAUSTIVE) else self.evaluations or _EVALUATIONS
 
 
+@rare_collections()
 def simulate_candidates(
     scenario: Scenario, wanted: TuneOptions, *, skips: bool = True, progress: Progress | None = None
 ) -> Searched:
@@ -215,6 +218,7 @@ def _check_global_every(scenario: Scenario, global_every: int) -> None:
         )
 
 
+@rare_collections()
 def tune(scenario: AnyScenario, wanted: TuneOptions | None = None, *, progress: Progress | None = None) -> Tuned:
     """Find the fastest schedule that keeps to the constraints.
 
@@ -251,7 +255,7 @@ def tune(scenario: AnyScenario, wanted: TuneOptions | None = None, *, progress: 
 
 def _simulated(wanted: TuneOptions, scenario: Scenario, built: Built, n_seeds: int) -> ScheduleTimes:
     found = measuring.measure(scenario, built, n_seeds=n_seeds)
-    found = with_draws(scenario, built, found, quiet=True)
+    found = corrected(scenario, built, with_draws(scenario, built, found, quiet=True))
     return found if wanted.per == "step" else found.divided(scenario.workload.micro_batches)
 
 

@@ -11,12 +11,11 @@ from simdist.plan import COLLECTIVES, occurrences
 from simdist.runs.building import build, ranks_are_alike, simulate
 from simdist.scenario import Scenario, strict_yaml
 from simdist.scenario.checkpoint import CheckpointSettings
-from simdist.scenario.warnings import unstated
 from simdist.schedules import Schedule
 from simdist.settings.base import unchecked_copy
 from simdist.settings.units import format_seconds
 from simdist.studies.comparison import row
-from simdist.studies.facets import GRADIENTS, RANGES
+from simdist.studies.facets import RANGES
 from simdist.studies.resampling import WORTHWHILE, Runs
 from simdist.studies.statistics import Interval
 from simdist.traces.waiting import attribute_waiting
@@ -63,49 +62,44 @@ def verdict(runs: Runs, found: Sequence[Finalist]) -> Verdict:
     """
     (baseline,) = (each for each in found if each.is_baseline)
     kept = [each for each in found if not each.breaches]
-    doubts = tuple(unstated(runs.scenario.cluster, [each.schedule for each in found]))
     if not kept:
-        return _none_keeps(found, doubts)
+        return _none_keeps(found)
     others = [each for each in kept if not each.is_baseline] or [baseline]
     best = chosen(runs, others, baseline=baseline.schedule)
     if baseline.breaches:
-        return _instead(runs, baseline, best, kept, doubts)
+        return _instead(runs, baseline, best, kept)
     sure = best if _is_worthwhile(best) else next(filter(_is_worthwhile, others), None)
     if unsure := _dependence(runs.scenario, sure or baseline, kept):
-        return Verdict(None, best, unsure, doubts, "unsure")
+        return Verdict(None, best, unsure, (), "unsure")
     if sure:
         doubt = (_doubt(best),) if best.row.speedup > sure.row.speedup else ()
-        used = sure.row.of(GRADIENTS).sentences(sure.row.schedule)
-        reasons = (*used, *doubts, *doubt, *_ties(runs, sure, kept), *_waits(runs, baseline, sure))
+        reasons = (*doubt, *_ties(runs, sure, kept), *_waits(runs, baseline, sure))
         return Verdict(sure, best, f"{named(sure.schedule)} is {_times_as_fast(sure, baseline)}", reasons, "change")
     if problem := _problem(runs):
         return Verdict(None, best, problem, (_shares(runs.scenario, baseline),), "unsure")
-    reasons = (*doubts, *_why_not(runs, baseline, best))
+    reasons = tuple(_why_not(runs, baseline, best))
     outcome, sentence = staying(baseline.schedule.name, best.row.speedup)
     return Verdict(None, best, sentence, reasons, outcome)
 
 
-def _instead(
-    runs: Runs, baseline: Finalist, best: Finalist, kept: Sequence[Finalist], doubts: tuple[str, ...]
-) -> Verdict:
+def _instead(runs: Runs, baseline: Finalist, best: Finalist, kept: Sequence[Finalist]) -> Verdict:
     """Propose the best that keeps to the constraints in place of a baseline that breaks one, even if it is slower."""
     fault = worst(baseline.breaches)
     breaks = f"{baseline.schedule.name} breaks {fault.limit}: {fault.amount}"
     if problem := _problem(runs):
-        return Verdict(None, best, problem, (breaks, *doubts), "unsure")
+        return Verdict(None, best, problem, (breaks,), "unsure")
     sentence = (
         f"{breaks}; the best that keeps to all limits is {named(best.schedule)}, {_times_as_fast(best, baseline)}"
     )
     depends = _dependence(runs.scenario, best, kept)
-    used = best.row.of(GRADIENTS).sentences(best.row.schedule)
-    reasons = (*used, *doubts, *([depends] if depends else _ties(runs, best, kept)))
+    reasons = (depends,) if depends else tuple(_ties(runs, best, kept))
     return Verdict(best, best, sentence, reasons, "change")
 
 
-def _none_keeps(found: Sequence[Finalist], doubts: tuple[str, ...]) -> Verdict:
+def _none_keeps(found: Sequence[Finalist]) -> Verdict:
     """Say which schedule exceeds the constraints least, and by how much."""
     nearest = min(found, key=lambda each: worst(each.breaches).excess)
-    return Verdict(None, nearest, nothing_keeps(nearest.schedule, nearest.breaches), doubts, "none")
+    return Verdict(None, nearest, nothing_keeps(nearest.schedule, nearest.breaches), (), "none")
 
 
 def nothing_keeps(nearest: Schedule, breaches: Sequence[Breach]) -> str:

@@ -43,10 +43,11 @@ LAYERS: dict[str, str] = {
     "simdist.stragglers": "cost engines errors files plan runs scenario schedules settings studies traces",
     "simdist.profiles": "cost engines errors files jobs machine plan runs scenario schedules settings stragglers"
     " studies traces",
-    "simdist.tuning": "cost errors learning plan runs scenario schedules settings studies traces",
+    "simdist.tuning": "cost engines errors learning plan runs scenario schedules settings studies traces",
     "simdist.testing": "cost engines errors plan runs scenario schedules tuning",
     "simdist.report": "errors files jobs learning plan runs scenario settings stragglers studies sweeps traces tuning",
-    "simdist.questions": "errors jobs learning machine profiles runs scenario stragglers studies sweeps tuning",
+    "simdist.questions": "engines errors jobs learning machine profiles runs scenario stragglers studies sweeps traces"
+    " tuning",
     "simdist.cli": "chakra configurations cost drafts engines errors files jobs learning machine plan profiles progress"
     " proof report runs scenario schedules settings stragglers studies sweeps traces tuning",
 }
@@ -333,7 +334,7 @@ def _imported_at_start(node: ast.stmt) -> list[str]:
     [
         ("import simdist.schedules.hierarchical_sgd", 22),
         ("import simdist.engines.des", 27),
-        ("from simdist.cli import main; main(['compare', 'docs/examples/first.yaml', '--seeds', '2', '--json'])", 96),
+        ("from simdist.cli import main; main(['compare', 'docs/examples/first.yaml', '--seeds', '2', '--json'])", 99),
     ],
 )
 def test_a_reader_of_the_core_needs_few_modules(code: str, most: int) -> None:

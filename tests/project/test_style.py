@@ -148,7 +148,9 @@ LARGE_CLASSES: dict[str, int] = {}
 # Names that say the same in each package: a command, a format, an interface.
 _ASKED = "simdist.NAME takes plain arguments and calls the package's"
 SHARED_NAMES: dict[str, str] = {
+    "compare": _ASKED,
     "learn": _ASKED,
+    "simulate": _ASKED,
     "sweep": _ASKED,
     "tune": _ASKED,
     "validate": _ASKED,

@@ -121,7 +121,8 @@ def learned_page(
     name, _, about = found["title"].partition(": ")
     picture = base64.b64encode(svg(learning_figure(found))).decode()
     image = tag("img", src=f"data:image/svg+xml;base64,{picture}", alt=f"{found['metric']} over steps and over time")
-    said = html.conclusions(f"{each}." for each in found["sentences"])
+    verdict = [found["verdict"]] if "verdict" in found else []
+    said = html.conclusions(f"{each}." for each in (*verdict, *(each["text"] for each in found["remarks"])))
     table = html.table("Per step, and to the target", header, list(rows))
     sections = [
         Section("target", "When the target is reached", join([said, table, tag("p", found["meaning"])])),

@@ -126,7 +126,7 @@ def test_json_has_all_ranks_and_steps(capsys: pytest.CaptureFixture[str], mixed:
             *("job", "schedule", "trace", "world_size", "first_step", "steps", "slowdown", "lost_share", "traced_s"),
             *("replayed_s", "explained_s", "ideal_s", "pattern", "kinds", "channels", "ranks", "nodes", "by_step"),
             *("slowest_ranks", "fixed_by_ranks", "slowest_node", "fixed_by_node", "stragglers", "cluster", "gains"),
-            *("verdict", "imported"),
+            *("verdict", "imported", "remarks"),
         ]
     )
     assert [rank["rank"] for rank in found["ranks"]] == list(range(8))
@@ -228,7 +228,8 @@ def test_a_simulation_that_is_far_from_the_measured_step_is_warned_of(
         times += shift
     trace.save(run / run_directory.REAL)
     answer = call(capsys, "whatif", run, "--resamples", "2")
-    assert "as simulated: the speed-ups are those of the simulation; `simdist validate` shows which" in answer.err
+    said = " ".join(answer.out.split())
+    assert "as simulated: the speed-ups are those of the simulation; `simdist validate` shows which" in said
 
 
 def _op(trace: Trace, row: int) -> object:
@@ -240,8 +241,10 @@ def _op(trace: Trace, row: int) -> object:
 def test_a_run_that_ended_early_is_looked_at_as_far_as_it_came(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
     pretend_measured(runs / "sync", n_unfinished=8)
     answer = call(capsys, "whatif", runs / "sync", "--json", "--resamples", "2")
-    assert "only the first 10 of 12 steps were finished on all ranks" in answer.err
-    assert document(answer)["steps"] == 10
+    found = document(answer)
+    assert found["steps"] == 10
+    unfinished = "only the first 10 of 12 steps were finished on all ranks"
+    assert [each["kind"] for each in found["remarks"] if each["text"].endswith(unfinished)] == ["accuracy"]
 
 
 def gains_of(*steps_s: tuple[float, tuple[float, float] | None, str | None], n_recorded: int | None = 20) -> Gains:
@@ -251,7 +254,7 @@ def gains_of(*steps_s: tuple[float, tuple[float, float] | None, str | None], n_r
         for number, (speedup, interval, problem) in enumerate(steps_s, start=1)
     )
     recording = ResampledRecording(n_recorded, 4, is_stated=False) if n_recorded else None
-    return Gains("sync", 1.0, rows, "recorded" if n_recorded else "random", 200, 80, recording, None)
+    return Gains("sync", 1.0, rows, "recorded" if n_recorded else "random", 200, 80, recording, ())
 
 
 @pytest.mark.parametrize(
@@ -349,7 +352,7 @@ def test_what_a_recording_or_whole_periods_give_an_effect_is_not_called_without(
 
 def test_blocks_that_are_stated_too_short_are_warned_of(capsys: pytest.CaptureFixture[str], mixed: Path) -> None:
     answer = call(capsys, "whatif", mixed, "--resamples", "2", "--block", "3")
-    assert "blocks of 3 steps, as stated, are shorter than the longest period, 4 steps" in answer.err
+    assert "blocks of 3 steps, as stated, are shorter than the longest period, 4 steps" in " ".join(answer.out.split())
 
 
 def test_a_run_without_a_trace_is_refused(capsys: pytest.CaptureFixture[str], small: Path, tmp_path: Path) -> None:

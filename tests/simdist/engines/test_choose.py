@@ -14,11 +14,13 @@ from simdist.engines.choose import FAST_CANNOT, KINDS_CANNOT, RunToChoose, choos
 from simdist.engines.contention import Contention
 from simdist.engines.observers import StepSeconds, WholeTrace
 from simdist.engines.run import run
+from simdist.engines.vector import _BATCH_VALUES
 from simdist.errors import UnforeseenError, UnsupportedError
 from simdist.plan import Buffer, Forward, Plan
 from simdist.plan.delays import SeedDelays
 from simdist.runs.building import build, delays, simulate
 from simdist.scenario import loads
+from simdist.studies.comparison import measure_with_additions
 
 N_CHEAP = 40
 FASTER_BY_KINDS = {661}  # transfers that slow down each other do not meet others, which the estimate does not know
@@ -147,3 +149,15 @@ def engine_of(number):
 def has_contention(number):
     scenario = random_scenario(number)
     return bool(build(scenario, scenario.schedules[0], proves=False).costs.contested)
+
+
+def test_draws_with_prices_of_their_own_choose_an_engine_together():
+    """Their vectors exceed a cache, and 256 pairs share links, so where transfers meet depends on times."""
+    scenario = loads(
+        "cluster: {preset: dgx-h100, nodes: 64}\nworkload: {preset: resnet18}\nschedules: [gtopk]\nsteps: 2"
+    )
+    built = build(scenario, scenario.schedules[0])
+    measured = measure_with_additions(scenario, built, n_seeds=1)
+    n_draws = len(measured.drawn["step"])
+    assert n_draws * scenario.cluster.world_size > _BATCH_VALUES
+    assert measured.engine == "fast"

@@ -4,21 +4,11 @@ import tracemalloc
 
 import pytest
 
+from benchmarks.questions import MANY_GROUPS
 from simdist.runs.building import simulate
 from simdist.scenario import loads
 from simdist.studies.comparison import compare
 
-JOB = """\
-cluster: {{preset: dgx-h100, nodes: {nodes}, uncertain: {{}}}}
-workload:
-  tensors: [{{name: embed, count: 100000}}, {{name: h.0, count: 150000}}, {{name: h.1, count: 150000}}]
-  batch_size: 2
-  forward: 4 ms
-  backward: 9 ms
-disturbances: [{{kind: pauses, on: host, every: [3, 5], delay: 50 ms, ranks: [0, 3]}}]
-schedules: [{schedule}]
-steps: 4
-"""
 SCHEDULES = [
     "{kind: fsdp, reshard_after_forward: 4}",
     "{kind: hsdp, shard: 2}",
@@ -31,7 +21,7 @@ SCHEDULES = [
 
 def peak_nbytes(schedule, nodes):
     """Return the most memory of a comparison and of a trace."""
-    scenario = loads(JOB.format(nodes=nodes, schedule=schedule))
+    scenario = loads(MANY_GROUPS.format(nodes=nodes, schedule=schedule))
     tracemalloc.start()
     try:
         compare(scenario, n_seeds=2)

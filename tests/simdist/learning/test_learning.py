@@ -71,7 +71,7 @@ def test_steps_and_seconds_to_the_target_are_those_of_curves_and_traces(learn, s
     assert document["rows"][1]["target_speedup"] == pytest.approx(found_s["sync"] / found_s["local-4"])
     censored = document["rows"][2]
     assert (censored["reached"], censored["target_s"], censored["target_speedup"]) == (0, None, None)
-    assert document["sentences"] == [NEVER]
+    assert [each["text"] for each in document["remarks"] if each["kind"] == "result"] == [NEVER]
 
 
 def test_what_is_there_is_not_trained_again_also_with_another_target(learn, scenario, tmp_path):

@@ -424,11 +424,12 @@ def test_share_of_the_gradients_that_updates_use_and_who_is_always_late_are_told
     assert [each.of(GRADIENTS).share for each in rows] == [1, 0.75, 0.875, 1 - 2 / 4 / N]
     assert [each.of(GRADIENTS).late for each in rows] == [{}, {3: 1.0}, {3: 1.0}, {}]
     assert [each.document().get("gradients_used") for each in rows] == [None, 0.75, 0.875, 1 - 2 / 4 / N]
-    assert GradientsUsed(0.75, {3: 1.0, 4: 0.95}).sentences("backup-2") == [
+    (remark,) = GradientsUsed(0.75, {3: 1.0, 4: 0.95}).remarks("backup-2")
+    assert remark.text == (
         "backup-2 uses the gradients of 75.0 % of the batches: times are per step, not per sample; "
         "ranks 3, 4 come too late for 95.0 % or more of the updates"
-    ]
-    assert GradientsUsed().sentences("sync") == []
+    )
+    assert GradientsUsed().remarks("sync") == []
 
 
 def test_sweeps_runs_and_their_pages_say_which_share_of_the_gradients_updates_use(tmp_path: Path) -> None:

@@ -145,10 +145,10 @@ def test_a_block_that_the_scenario_states_is_taken_but_not_its_number_of_steps(t
 def test_a_stated_block_that_is_shorter_than_a_period_is_told(tmp_path: Path) -> None:
     scenario = recorded(job(PAUSES, steps=30), tmp_path)
     found = compared(scenario, LocalSGD(period=8), block_steps=3)
-    assert found.remark is not None
-    assert found.remark.startswith("blocks of 3 steps, as stated, are shorter than the longest period, 8 steps")
-    assert compared(scenario, LocalSGD(period=3), block_steps=3).remark is None
-    assert compared(scenario, LocalSGD(period=8)).remark is None
+    (remark,) = found.remarks
+    assert remark.text.startswith("blocks of 3 steps, as stated, are shorter than the longest period, 8 steps")
+    assert compared(scenario, LocalSGD(period=3), block_steps=3).remarks == ()
+    assert compared(scenario, LocalSGD(period=8)).remarks == ()
 
 
 @pytest.mark.parametrize(("interval", "is_sure"), [((0.9, 1.3), False), ((1.05, 1.3), True), (None, True)])

@@ -13,6 +13,7 @@ from simdist.scenario.cluster import Disk
 from simdist.studies.comparison import compare, find_baseline, row, too_few_seeds
 from simdist.studies.facets import ADDED
 from simdist.studies.measuring import ScheduleTimes, measure
+from simdist.studies.remarks import documents
 
 STATES = ("compute", "comm", "wait", "io", "host")
 
@@ -75,8 +76,8 @@ def test_states_of_a_row_add_up_to_its_step():
 )
 def test_remarks_of_the_command_are_part_of_the_result(changes, remark):
     rows = compare(small().changed(**changes), n_seeds=2)
-    assert any(remark in each for each in rows.remarks)
-    assert rows.document()["remarks"] == rows.frame().attrs["remarks"] == list(rows.remarks)
+    assert any(remark in each.text for each in rows.remarks)
+    assert rows.document()["remarks"] == rows.frame().attrs["remarks"] == documents(rows.remarks)
     assert all(remark in text for text in (repr(rows), rows._repr_html_()))
 
 
@@ -189,7 +190,7 @@ def test_few_seeds_are_told_where_little_is_known(n):
     assert 0 < low < found.speedup < high
     assert low * high == pytest.approx(found.speedup**2)
     expected = [f"{n} seeds are too few to know the times of {found.schedule}: write --seeds 20 or more"]
-    assert too_few_seeds([found]) == (expected if n < 20 else [])
+    assert [each.text for each in too_few_seeds([found])] == (expected if n < 20 else [])
     assert too_few_seeds([row(same, same)]) == []
 
 

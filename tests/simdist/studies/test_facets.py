@@ -16,6 +16,7 @@ from simdist.studies import facets
 from simdist.studies.columns import Column
 from simdist.studies.comparison import compare, frame
 from simdist.studies.facets import FACETS, Facet, FacetTable, Line, Simulated, StepTimes
+from simdist.studies.remarks import Remark
 
 SCENARIO = """
 name: small
@@ -68,11 +69,9 @@ class ModelSize(Facet[Sizes]):
         records = [{"schedule": each.schedule, "ratio": each.value.calm_step_s / base.calm_step_s} for each in lines]
         return FacetTable("calm steps", (Column("schedule"), Column("ratio", form="{:.3f}".format)), records)
 
-    def sentences(self, lines: Sequence[Line[Sizes]]) -> list[str]:
-        return [f"{each.schedule} has {each.value.nbytes} bytes" for each in lines]
-
-    def doubts(self, scenario: Scenario, lines: Sequence[Line[Sizes]]) -> list[str]:
-        return [f"{scenario.name} is made up"]
+    def remarks(self, scenario: Scenario, lines: Sequence[Line[Sizes]]) -> list[Remark]:
+        sizes = [Remark("result", f"{each.schedule} has {each.value.nbytes} bytes", each.schedule) for each in lines]
+        return [*sizes, Remark("accuracy", f"{scenario.name} is made up")]
 
 
 @pytest.fixture
@@ -102,7 +101,11 @@ def test_facet_from_elsewhere_is_in_the_json_of_compare(
     found = json.loads(call(capsys, "compare", path, "--seeds", "2", "--json").out)
     assert [each["model_nbytes"] for each in found["rows"]] == [16000, 16000]
     assert list(found["rows"][0])[-2:] == ["model_nbytes", "calm"]
-    assert found["remarks"] == ["sync has 16000 bytes", "local-2 has 16000 bytes", "small is made up"]
+    assert found["remarks"][:3] == [
+        {"kind": "result", "text": "sync has 16000 bytes", "place": "sync"},
+        {"kind": "result", "text": "local-2 has 16000 bytes", "place": "local-2"},
+        {"kind": "accuracy", "text": "small is made up", "place": ""},
+    ]
 
 
 def test_facet_from_elsewhere_is_on_the_screen_of_compare(
@@ -115,7 +118,7 @@ def test_facet_from_elsewhere_is_on_the_screen_of_compare(
     assert " ".join(repeated.split()).endswith("models 16 kB; engine fast.")
     assert second.strip() == "calm steps"
     assert ratios.splitlines()[2].split() == ["sync", "1.000"]
-    assert texts == ["sync has 16000 bytes.", "local-2 has 16000 bytes.", "small is made up."]
+    assert texts[:3] == ["sync has 16000 bytes.", "local-2 has 16000 bytes.", "small is made up."]
 
 
 def test_facet_from_elsewhere_is_in_results_of_sweeps_and_runs(

@@ -128,9 +128,9 @@ def test_blocks_that_are_stated_are_taken_and_told_if_they_are_short(tmp_path: P
     runs = runs_of(recorded(tmp_path, 60, resample_steps=3), 8)
     assert runs.recording is not None
     assert runs.recording.block_steps == 3
-    assert runs.remark is not None
-    assert "blocks of 3 steps, as stated, are shorter than the longest period, 8 steps" in runs.remark
-    assert runs_of(recorded(tmp_path, 60), 8).remark is None
+    (remark,) = runs.remarks
+    assert "blocks of 3 steps, as stated, are shorter than the longest period, 8 steps" in remark.text
+    assert runs_of(recorded(tmp_path, 60), 8).remarks == ()
     with pytest.raises(ScenarioError, match="blocks of 61 steps; 60 were recorded: write --block 12"):
         runs_of(recorded(tmp_path, 60), 8, block_steps=61)
 

@@ -359,7 +359,7 @@ def test_a_table_shows_values_as_they_were_written(swept, capsys):
     assert lines[2].split()[:5] == ["point", "case", "bandwidth", "nodes", "schedules[1].period"]
     assert lines[4].split()[:6] == ["0", "slow", "1", "Gbit/s", "1", "2"]
     assert len(lines) == 4 + 16 + 2
-    assert lines[-1] == "In every row: compute 60 ms; io 0 s."
+    assert lines[-1] == "In every row: compute 60 ms; io 0 s; host 5 ms."
 
 
 def test_a_long_table_shows_its_first_rows_and_how_many_more_there_are(tmp_path, capsys):
@@ -567,7 +567,7 @@ def test_a_measurement_is_compared_with_the_seed_of_the_sweep_that_it_repeats(co
 
 
 def test_a_simulation_that_is_another_than_that_of_the_sweep_stands_beside_it(confirmed):
-    edit_rows(confirmed, lambda _, record: record | {"step_s": [1.01 * each for each in record["step_s"]]})
+    edit_rows(confirmed, lambda _, record: record | {"run_s": [1.01 * each for each in record["run_s"]]})
     table = frame(confirmed)
     assert table.seeds.tolist() == [3, 3, 1, 1] * 1 + [3, 3, 1, 1, 1, 1]
 

@@ -167,8 +167,8 @@ def test_compare_says_which_activations_are_not_counted() -> None:
 
     partly = loads(SCENARIO.replace("OPTIMIZER", "sgd").replace("  activation_size: 1 kB", "  recompute: 30%"))
     rows = compare(partly, n_seeds=1)
-    (found,) = MEMORY.doubts(partly, [row.line(MEMORY) for row in rows])
-    assert found.endswith("and kept_activation_size, because recompute of 30% does not tell which stay")
+    (found,) = MEMORY.remarks(partly, [row.line(MEMORY) for row in rows])
+    assert found.text.endswith("and kept_activation_size, because recompute of 30% does not tell which stay")
 
 
 def test_compare_does_not_say_that_something_fits_of_which_a_part_is_not_counted() -> None:
@@ -178,9 +178,9 @@ def test_compare_does_not_say_that_something_fits_of_which_a_part_is_not_counted
     text = SCENARIO.replace("OPTIMIZER", "adamw").replace("nodes: 2", "nodes: 2, device: {memory_size: 160 kB}")
     partly = loads(text.replace("  activation_size: 1 kB\n", ""))
     rows = compare(partly, n_seeds=1)
-    needs, in_part = MEMORY.doubts(partly, [row.line(MEMORY) for row in rows])
-    assert needs.startswith("sync needs at least ")
-    assert in_part.startswith("memory is counted without activations: write workload.activation_size")
+    needs, in_part = MEMORY.remarks(partly, [row.line(MEMORY) for row in rows])
+    assert needs.text.startswith("sync needs at least ")
+    assert in_part.text.startswith("memory is counted without activations: write workload.activation_size")
 
 
 def test_compare_names_what_does_not_fit() -> None:
@@ -191,6 +191,6 @@ def test_compare_names_what_does_not_fit() -> None:
     scenario = loads(text)
     rows = compare(scenario, n_seeds=1)
     assert 100_000 < rows[1].document()["memory_nbytes"] < 160_000
-    doubts = MEMORY.doubts(scenario, [row.line(MEMORY) for row in rows])
-    assert [text.split(" needs")[0] for text in doubts] == ["sync", "fsdp, zero-1 fit"]
+    remarks = MEMORY.remarks(scenario, [row.line(MEMORY) for row in rows])
+    assert [each.text.split(" needs")[0] for each in remarks] == ["sync", "fsdp, zero-1 fit"]
     assert rows.frame()["memory_nbytes"].notna().all()

@@ -59,4 +59,4 @@ def test_staying_is_not_recommended_either_if_the_range_does_not_support_it():
 
 def test_a_network_whose_efficiency_is_not_stated_is_a_doubt():
     found = tuned(TEXT.replace(", efficiency: 0.3", ""), "sync", "torus")
-    assert any(each.startswith("cluster.network.efficiency is not stated") for each in found.verdict.reasons)
+    assert any(each.text.startswith("cluster.network.efficiency is not stated") for each in found.remarks)

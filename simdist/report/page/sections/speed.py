@@ -51,9 +51,9 @@ def speed_section(report: RunsReport) -> Section:
     )
     beside = tag("div", chart, _table(report, shown), class_="beside")
     used = [
-        f"{each.origin.capitalize()}, {text}."
+        f"{each.origin.capitalize()}, {remark}."
         for run, each in report.executions()
-        for text in facets.facet_sentences([each.times])
+        for remark in facets.facet_remarks(run.run.scenario, [each.times])
     ]
     answers = conclusions([*_conclusions(report), *used, *_to_measure(report)])
     return Section("speed", "Speed-up", join([tag("p", prose(about, base=base)), answers, beside]))

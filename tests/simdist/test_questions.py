@@ -1,0 +1,56 @@
+"""What is asked in Python has the remarks of the commands, and its doubts are warned of."""
+
+import warnings
+
+import pytest
+
+import simdist
+from simdist.errors import SimdistWarning
+
+JOB = {
+    "name": "job",
+    "cluster": {"preset": "v100x8-25gbit", "nodes": 2},
+    "workload": {"preset": "resnet50", "forward": "30 ms", "backward": "60 ms"},
+    "steps": 8,
+    "seed": 3,
+    "schedules": ["sync", "local-16"],
+}
+SEED = "job: seed has no effect: nothing is random"
+PARTS = "job: schedules[1] (local-16) never averages over all ranks in 8 steps: their parameters part"
+
+
+def caught(ask) -> list[str]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("default")
+        ask()
+    assert {each.category for each in found} <= {SimdistWarning}
+    assert all(each.filename == __file__ for each in found)
+    return [str(each.message) for each in found]
+
+
+@pytest.mark.parametrize(
+    ("ask", "doubts"),
+    [
+        (lambda: simdist.compare(JOB, n_seeds=1), [PARTS, SEED]),
+        (lambda: simdist.simulate(JOB), [PARTS, SEED]),
+        (lambda: simdist.whatif(JOB, n_runs=0), [SEED]),  # its runs are long enough for an average
+    ],
+    ids=["compare", "simulate", "whatif"],
+)
+def test_doubts_are_warned_of_in_the_line_that_asks(ask, doubts: list[str]) -> None:
+    assert caught(ask) == doubts
+
+
+def test_doubts_are_warned_of_once_however_often_a_line_asks() -> None:
+    def ask() -> None:
+        for _ in range(3):
+            simdist.compare(JOB, n_seeds=1)
+
+    assert sorted(caught(ask)) == sorted([PARTS, SEED])
+
+
+def test_what_only_follows_from_settings_is_no_warning() -> None:
+    sound = {key: value for key, value in JOB.items() if key != "seed"} | {"schedules": ["sync"]}
+    rows = []
+    assert caught(lambda: rows.append(simdist.compare(sound, n_seeds=1))) == []
+    assert all(not each.is_doubt for each in rows[0].remarks)
