@@ -241,13 +241,17 @@ def sweep(
     """
     from simdist.jobs import InProcess, LocalPool
     from simdist.machine import n_cores
+    from simdist.studies.remarks import warn_of
     from simdist.sweeps import driver, reading
 
     wanted = reading.load(what) if isinstance(what, str | Path | Mapping) else what
     if n_workers == 0:
-        return driver.sweep(wanted, folder, workers=InProcess())
-    with LocalPool(n_workers or n_cores()) as pool:
-        return driver.sweep(wanted, folder, workers=pool)
+        swept = driver.sweep(wanted, folder, workers=InProcess())
+    else:
+        with LocalPool(n_workers or n_cores()) as pool:
+            swept = driver.sweep(wanted, folder, workers=pool)
+    warn_of(swept.name, swept.remarks)
+    return swept
 
 
 def results(*folders: str | Path, baseline: str | None = None) -> "Table":

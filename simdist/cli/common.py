@@ -79,15 +79,14 @@ class CliSession:
             click.echo(message, err=True)
 
     def remark(self, name: str, remarks: "Iterable[Remark]") -> None:
-        """Tell the person the remarks on inputs; the others stand below the tables of the answer.
+        """Tell the person remarks.
 
         Args:
-            name: Of the input.
+            name: Of what they are on; may be empty.
             remarks: On it.
         """
         for each in remarks:
-            if each.is_of_inputs:
-                self.say(f"{'warning: ' if each.is_doubt else ''}{name}: {each}")
+            self.say(f"{'warning: ' if each.is_doubt else ''}{name}{': ' if name else ''}{each}")
 
     def result(self, document: object, text: str) -> None:
         """Print the result, as JSON or as text."""

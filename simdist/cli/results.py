@@ -12,6 +12,7 @@ from simdist.errors import ScenarioError
 from simdist.settings.base import plural
 from simdist.studies import facets
 from simdist.studies.columns import SCHEDULE, SPEEDUP, STATE_COLUMNS, STEP_TIME, Column, factor_with_interval
+from simdist.studies.remarks import documents
 from simdist.studies.tables import table_text
 from simdist.sweeps.fastest import Fastest, fastest, fastest_columns
 from simdist.sweeps.results import csv_text, read_results, write_csv
@@ -77,8 +78,9 @@ def command(
         text = _failed_text(table, limit) if only_failed else _results_text(table, limit)
     n_failed = whole.n_failed
     failed = [f"{_count(n_failed, 'row')} failed: --failed shows why"] if n_failed and not only_failed else []
-    for note in (*whole.notes, *failed):
-        session.say(note)
+    session.remark("", whole.shown_remarks)
+    for sentence in failed:
+        session.say(sentence)
     if csv == _STDOUT:
         with common.printing():
             click.echo(csv_text(found), nl=False)
@@ -98,6 +100,7 @@ def _document(folders: Sequence[Path], table: Table, found: Columns) -> dict[str
         missing (int): Rows not computed yet, and runs without a trace.
         failed (int): Rows that failed.
         rows (list): "A result".
+        remarks (list): "A remark".
     """
     return {
         "folders": [str(folder) for folder in folders],
@@ -105,6 +108,7 @@ def _document(folders: Sequence[Path], table: Table, found: Columns) -> dict[str
         "missing": table.n_missing,
         "failed": table.n_failed,
         "rows": [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)],
+        "remarks": documents(table.remarks),
     }
 
 

@@ -12,8 +12,8 @@ from simdist.errors import ScenarioError
 from simdist.jobs.dask import SYSTEMS, connected, jobs
 from simdist.jobs.store import ROWS, damaged_text
 from simdist.machine import n_cores
-from simdist.scenario.warnings import warnings_of
 from simdist.settings.base import plural
+from simdist.studies.remarks import of_table
 from simdist.sweeps import InProcess, LocalPool, Sweep, Workers, load, sweep, write_plans
 from simdist.sweeps.driver import SweepProgress
 from simdist.sweeps.runs import check_number
@@ -58,8 +58,6 @@ def command(
     what = load(name)
     if plans:
         check_number(what)
-    for warning in warnings_of(what.scenario):
-        session.say(f"warning: {name}: {warning}")
     last: SweepProgress | None = None
     try:
         with session.bar(line_every_s=_LINE_S) as bar, open_workers(session, workers, scheduler) as pool:
@@ -76,6 +74,7 @@ def command(
         raise
     if outcome.damaged:
         session.say(f"warning: {damaged_text(output, outcome.damaged)}")
+    session.remark(name, of_table(outcome.remarks, outcome.n_points))
     document = outcome.document()
     if plans:
         document["runs"] = _write_plans(session, what, output)

@@ -546,5 +546,5 @@ def _task(
         seconds = [0.0 if rank in enter.absent else each for rank, each in enumerate(seconds)]
     period_s = instance.op.period_s if isinstance(instance.op, Tick) else None
     where = instance.index, instance.step, instance.lane
-    over = instance.index + exchange if exchange is not None and instance.op is enter else None
+    over = instance.index + exchange if exchange is not None and instance.op == enter else None
     return _Task(instance, *where, instance.after, seconds, meeting, batch, period_s, passes_over, over)

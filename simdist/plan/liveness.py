@@ -45,32 +45,31 @@ class Lifetime:
 def lifetimes(plan: Plan) -> Iterator[Lifetime]:
     """Yield the uses of all buffers that have no contents before the first step, in the order of their beginnings."""
     buffers = {buffer.name: buffer for buffer in plan.buffers if not buffer.initialized}
-    touched: dict[int, tuple[tuple[str, bool], ...]] = {}  # by identity, which is faster than a hash of an operation
-    lanes: dict[int, str] = {}
-    for body in plan.bodies:
-        for op in body:
-            touched[id(op)] = tuple(each for each in uses(op) if each[0] in buffers)
-            lanes[id(op)] = lane_of(op).name
+    each_op = {id(op): op for body in plan.bodies for op in body}  # bodies often repeat the same object
+    lane_and_uses = {
+        number: (lane_of(op).name, [each for each in uses(op) if each[0] in buffers]) for number, op in each_op.items()
+    }
+    bodies = [[lane_and_uses[id(op)] for op in body] for body in plan.bodies]
     found: list[Lifetime] = []
     alive: dict[str, Lifetime] = {}
     row = 0
     for number in plan.body_of_steps():
-        for op in plan.bodies[number]:
-            for name, is_new in touched[id(op)]:
-                if is_new or name not in alive:
-                    alive[name] = Lifetime(buffers[name], row)
-                    found.append(alive[name])
-                life = alive[name]
-                life.first.setdefault(lanes[id(op)], row)
-                life.last[lanes[id(op)]] = row
+        for lane, used in bodies[number]:
+            for name, is_new in used:
+                life = None if is_new else alive.get(name)
+                if life is None:
+                    life = alive[name] = Lifetime(buffers[name], row)
+                    found.append(life)
+                if lane not in life.first:
+                    life.first[lane] = row
+                life.last[lane] = row
             row += 1
     yield from found
 
 
-def uses(op: Op) -> Iterator[tuple[str, bool]]:
-    """Yield the buffers that an operation uses, each with whether it writes them anew."""
+def uses(op: Op) -> list[tuple[str, bool]]:
+    """Return the buffers that an operation uses, each with whether it writes them anew."""
     if isinstance(op, Wait):
-        return
+        return []
     read = reads(op)
-    for name in dict.fromkeys((*read, *writes(op))):
-        yield name, name not in read
+    return [(name, name not in read) for name in dict.fromkeys(read + writes(op))]

@@ -205,18 +205,24 @@ class Plan:
         dataset: Dataset | None = None,
     ) -> "Plan":
         """Build a plan from the program of every step, in order. Equal steps become one body."""
-        numbers: dict[Body, int] = {}
-        of_objects: dict[int, int] = {}  # the keys of `numbers` by identity: schedules often repeat the same object
+        bodies: list[Body] = []
+        numbers: dict[Body, int] = {}  # empty while there is one body, whose hash is work
+        of_objects: dict[int, int] = {}  # the bodies by identity: schedules often repeat the same object
         sequence = []
         for body in steps:
             number = of_objects.get(id(body))
             if number is None:
-                number = numbers.setdefault(body, len(numbers))
-                if number == len(of_objects):
+                if bodies:
+                    numbers.setdefault(bodies[0], 0)
+                    number = numbers.setdefault(body, len(bodies))
+                else:
+                    number = 0
+                if number == len(bodies):
                     of_objects[id(body)] = number
+                    bodies.append(body)
             sequence.append(number)
         order = _fold(np.asarray(sequence, dtype=np.int64))
-        return cls(name, world_size, tuple(buffers), tuple(numbers), order, dataset)
+        return cls(name, world_size, tuple(buffers), tuple(bodies), order, dataset)
 
     @cached_property
     def lanes(self) -> tuple[Lane, ...]:

@@ -280,7 +280,7 @@ def _sweep_html(results: Table) -> Html:
     of_all = f", the first {_MOST_ROWS}" if n_rows > _MOST_ROWS else ""
     over = f"; speed-up over {results.baseline}" if results.baseline else ""
     table = _table(f"{n_rows:,} {plural(n_rows, 'row')}{of_all}{over}", columns, shown)
-    return join([table, *(tag("p", f"{note}.") for note in results.notes)])
+    return join([table, *(tag("p", f"{each}.") for each in results.shown_remarks)])
 
 
 def _sweep_record(result: ResultRow, varied: Sequence[str]) -> dict[str, object]:

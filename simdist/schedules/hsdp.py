@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import ClassVar, Literal, final
+from typing import ClassVar, Literal, Self, final
 
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
 
@@ -130,6 +130,10 @@ class HSDP(ShardedSchedule):
     def sharers(self, world_size: int) -> int:
         """Return the ranks that share a copy."""
         return self.shard
+
+    def of_one_copy(self) -> Self:
+        """Return the same schedule without label and averages of parameters."""
+        return unchecked_copy(self, label="", between=None)
 
     def between_copies(self) -> Sync | AveragingSchedule:
         """Return the schedule of averages, or synchronous SGD."""

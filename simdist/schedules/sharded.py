@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
-from typing import ClassVar, Literal, TypeAlias, get_args
+from typing import ClassVar, Literal, Self, TypeAlias, get_args
 
 from pydantic import Field, field_validator
 
@@ -153,13 +153,17 @@ class ShardedSchedule(Schedule, abc.ABC):
             job,
             world_size=job.world_size // n_sharers,
             ranks_per_node=max(1, job.ranks_per_node // n_sharers),
-            tensor_counts=tuple(self._shards(job).slice_counts()),
+            tensor_counts=tuple(self.units_of(job).slice_counts()),
             tensor_rows=(),
             tensor_backward_s=(),
             speeds=(),
             units=(),
             has_param_buffers=True,
         )
+
+    def of_one_copy(self) -> Self:
+        """Return the same schedule without label, and without averages between copies, if it has any."""
+        return unchecked_copy(self, label="")
 
     def cycle(self, job: Job) -> range:
         """Return the first period of what copies exchange."""
@@ -185,7 +189,7 @@ class ShardedSchedule(Schedule, abc.ABC):
         n_sharers = self.sharers(job.world_size)
         if n_sharers == 1:
             return Result(Group(job.world_size), Group(1), job.micro_batches)
-        units = self._shards(job).units
+        units = self.units_of(job).units
         of_copies = self.between_copies().result(step, self.of_copies(job))
         gradients = Group(of_copies.gradients.size * n_sharers)
         averaged = of_copies.parameters.size
@@ -204,15 +208,16 @@ class ShardedSchedule(Schedule, abc.ABC):
             return unchecked_copy(Sync(), label=self.name, algorithm=self.algorithm).write(job)
         for field_name, problem in self.workload_problems(job.optimizer):
             raise PlanError(f"plan {self.name}: {field_name}: {problem}")
-        shards = self._shards(job)
+        shards = self.units_of(job)
 
         between = self.between_copies()
         of_copies = self.of_copies(job)
         averaging = between if isinstance(between, AveragingSchedule) else None
+        own_body = _bodies(self.of_one_copy(), job)
 
         @cache
         def body(begins_like: int, gradients: Group, turn: Turn | None) -> Body:
-            step = _Step(self, job, shards, begins_like, shards.replicas(gradients)).body()
+            step = own_body(begins_like, shards.replicas(gradients))
             return (*step, *shards.exchange(averaging, turn, of_copies)) if averaging and turn else step
 
         def of_step(step: int) -> Body:
@@ -230,7 +235,8 @@ class ShardedSchedule(Schedule, abc.ABC):
             self.name, world_size=job.world_size, buffers=tuple(buffers), steps=steps, dataset=job.input_path.dataset
         )
 
-    def _shards(self, job: Job) -> "_Shards":
+    def units_of(self, job: Job) -> "_Shards":
+        """Return the units of the job's model, and how ranks share them."""
         units = job.units or (ModelUnit(0, len(job.tensor_counts), is_block=False),)
         has_blocks = any(unit.is_block for unit in units)
         in_root = self.wrap == "blocks" and has_blocks
@@ -389,6 +395,25 @@ def _padded_counts(
             total += rows * (elements // n_rows)
         found.append(total)
     return tuple(found)
+
+
+@lru_cache(maxsize=8)
+def _bodies(schedule: ShardedSchedule, job: Job) -> Callable[[int, Group], Body]:
+    """Return a function that writes steps, each once. Candidates that differ in averages between copies share them.
+
+    Args:
+        schedule: See `ShardedSchedule.of_one_copy`.
+        job: The job.
+    """
+    shards = schedule.units_of(job)
+    known: dict[Op, Op] = {}  # micro-batches repeat operations
+
+    @cache
+    def body(begins_like: int, replicas: Group) -> Body:
+        each_op = _Step(schedule, job, shards, begins_like, replicas).body()
+        return tuple([known.setdefault(op, op) for op in each_op])
+
+    return body
 
 
 @dataclass(slots=True)

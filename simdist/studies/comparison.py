@@ -24,7 +24,7 @@ from simdist.studies.columns import ENGINE, SCHEDULE, SPEEDUP, STATE_COLUMNS, ST
 from simdist.studies.draws import shared_delays, with_draws
 from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Simulated, ValueT, facet_remarks, told
 from simdist.studies.facets import facet_columns as columns_of_facets
-from simdist.studies.known_delays import chance_remarks, corrected
+from simdist.studies.known_delays import chance_remarks, chances_of, corrected
 from simdist.studies.measuring import TIMES_OF_DRAWS, Progress, ScheduleTimes, measure, times_of
 from simdist.studies.remarks import Remark, below_table, documents, remarks_of, with_remarks
 from simdist.studies.statistics import NORMAL_QUANTILE, Interval, is_wide, positive_interval, ratio_interval
@@ -184,7 +184,8 @@ class Comparison(list[Row]):
     @property
     def remarks(self) -> tuple[Remark, ...]:
         """What to know beside the table: remarks on the scenario, then on the rows."""
-        of_chance = (*chance_remarks(self.scenario, self.measured), *too_few_seeds(self))
+        chances = chances_of(self.scenario, self[0].seeds)
+        of_chance = (*chance_remarks(chances, self.measured), *too_few_seeds(self))
         return (*remarks_of(self.scenario), *facet_remarks(self.scenario, self), *of_chance)
 
     def document(self) -> dict[str, object]:

@@ -160,8 +160,8 @@ class Facet(ABC, Generic[ValueT]):
         """Return a separate table. `base` is the value of the baseline."""
         return None
 
-    def remarks(self, scenario: Scenario, lines: Sequence[Line[ValueT]]) -> list[Remark]:
-        """Return remarks on schedules of a scenario."""
+    def remarks(self, scenario: Scenario | None, lines: Sequence[Line[ValueT]]) -> list[Remark]:
+        """Return remarks on schedules of a scenario. It is None for stored results, such as those of sweeps."""
         return []
 
 
@@ -236,8 +236,8 @@ def tables(rows: Sequence[Told], base: Told) -> list[FacetTable]:
     return [each for each in found if each]
 
 
-def facet_remarks(scenario: Scenario, rows: Sequence[Told]) -> list[Remark]:
-    """Return the remarks of facets on schedules of a scenario."""
+def facet_remarks(scenario: Scenario | None, rows: Sequence[Told]) -> list[Remark]:
+    """Return the remarks of facets on schedules of a scenario; None for stored results."""
     return [each for facet in told(rows) for each in facet.remarks(scenario, [row.line(facet) for row in rows])]
 
 
@@ -515,10 +515,10 @@ class _RangesFacet(Facet[Mapping[str, float]]):
         """Return the columns that show ranges in place of confidence intervals."""
         return IN_RANGES if any(values) else ()
 
-    def remarks(self, scenario: Scenario, lines: Sequence[Line[Mapping[str, float]]]) -> list[Remark]:
+    def remarks(self, scenario: Scenario | None, lines: Sequence[Line[Mapping[str, float]]]) -> list[Remark]:
         """Name the measurement that would narrow the ranges most."""
         known = {each.schedule: each.value for each in lines if each.value}
-        if not known:
+        if not known or scenario is None:
             return []
         from simdist.studies.uncertainty import causes
 
@@ -542,17 +542,12 @@ class GradientsUsed:
         """Return the gradients that a plan uses, given the share of updates that each rank misses."""
         return cls(plan.gradients_used, {rank: share for rank, share in late.items() if share >= _NEARLY_ALL})
 
-    def remarks(self, label: str, *, most: float | None = None) -> list[Remark]:
-        """Return a remark if updates do not use all gradients. It names the ranks that are too late.
-
-        Args:
-            label: Label of the schedule.
-            most: The largest share, if it differs between runs.
-        """
+    def remarks(self, label: str) -> list[Remark]:
+        """Return a remark if updates do not use all gradients. It names the ranks that are too late."""
         if self.share == 1:
             return []
-        used = " to ".join(dict.fromkeys(map(format_share, (self.share, most or self.share))))
-        text = f"{label} uses the gradients of {used} of the batches: times are per step, not per sample"
+        used = f"{label} uses the gradients of {format_share(self.share)} of the batches"
+        text = f"{used}: times are per step, not per sample"
         if self.late:
             least = min(self.late.values())
             share = format_share(least) if len(self.late) == 1 else f"{format_share(least)} or more"
@@ -585,14 +580,15 @@ class _GradientsFacet(Facet[GradientsUsed]):
         return {"gradients_used": value.share}
 
     def kept(self, value: GradientsUsed) -> dict[str, object]:
-        """Return the share if it is below 1."""
-        return {"gradients_used": value.share} if value.share < 1 else {}
+        """Return the share if it is below 1, and the ranks that are too late."""
+        return self.document(value)
 
     def restored(self, record: Mapping[str, Any]) -> GradientsUsed:
-        """Return the share."""
-        return GradientsUsed(float(record.get("gradients_used", 1.0)))
+        """Return both."""
+        late = {int(rank): float(share) for rank, share in record.get("late", {}).items()}
+        return GradientsUsed(float(record.get("gradients_used", 1.0)), late)
 
-    def remarks(self, scenario: Scenario, lines: Sequence[Line[GradientsUsed]]) -> list[Remark]:
+    def remarks(self, scenario: Scenario | None, lines: Sequence[Line[GradientsUsed]]) -> list[Remark]:
         """Return the remarks on all schedules."""
         return [remark for each in lines for remark in each.value.remarks(each.schedule)]
 
@@ -605,11 +601,13 @@ class _PeakMemory:
         nbytes: Bytes in use at that time.
         of: The same by what they are for.
         limit_nbytes: Bytes that the device has; None if not stated.
+        not_counted: Says what is not counted, and what to state; empty if all is.
     """
 
     nbytes: int
     of: "Mapping[MemoryKind, int]"
     limit_nbytes: int | None = None
+    not_counted: str = ""
 
     @property
     def fits(self) -> bool:
@@ -634,17 +632,25 @@ class _MemoryFacet(Facet[_PeakMemory | None]):
         shards = any(each.shards for each in scenario.schedules)
         if not shards and limit_nbytes is None:
             return None
-        from simdist.runs.memory import memory_of, most_nbytes
+        from simdist.runs.memory import memory_of, most_nbytes, not_counted
 
         if not shards and most_nbytes(built, scenario.workload) <= (limit_nbytes or 0):
             return None
         found = memory_of(scenario, built)
-        peak = _PeakMemory(found.peak_nbytes, found.at_peak, limit_nbytes)
+        peak = _PeakMemory(found.peak_nbytes, found.at_peak, limit_nbytes, not_counted(scenario.workload) or "")
         return peak if shards or not peak.fits else None
 
     def document(self, value: _PeakMemory | None) -> dict[str, object]:
         """Return the bytes, and what they are for."""
         return {"memory_nbytes": value.nbytes, "memory_of_nbytes": dict(value.of)} if value else {}
+
+    def kept(self, value: _PeakMemory | None) -> dict[str, object]:
+        """Return all of it."""
+        return {"memory": asdict(value)} if value else {}
+
+    def restored(self, record: Mapping[str, Any]) -> _PeakMemory | None:
+        """Return all of it."""
+        return _PeakMemory(**record["memory"]) if "memory" in record else None
 
     def columns(self, values: Sequence[_PeakMemory | None]) -> Sequence[Column]:
         """Return a column of peaks."""
@@ -657,12 +663,10 @@ class _MemoryFacet(Facet[_PeakMemory | None]):
         of_kinds = [Column(kind, kind, form=format_nbytes) for kind in kinds]
         return FacetTable(self._title, (SCHEDULE, *of_kinds), records) if records else None
 
-    def remarks(self, scenario: Scenario, lines: Sequence[Line[_PeakMemory | None]]) -> list[Remark]:
+    def remarks(self, scenario: Scenario | None, lines: Sequence[Line[_PeakMemory | None]]) -> list[Remark]:
         """Name the schedules that do not fit, and say what is not counted. Only what is counted in full surely fits."""
-        from simdist.runs.memory import not_counted
-
         found = []
-        in_part = not_counted(scenario.workload) if any(each.value for each in lines) else None
+        in_part = next((each.value.not_counted for each in lines if each.value), "")
         least = "at least " if in_part else ""
         for each in lines:
             if each.value and not each.value.fits:

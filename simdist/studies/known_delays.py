@@ -20,9 +20,10 @@ Source:
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.random import Philox
@@ -47,7 +48,7 @@ from simdist.scenario.sampling import sampler
 from simdist.settings.base import plural
 from simdist.settings.units import format_seconds, format_share
 from simdist.studies.measuring import ScheduleTimes, measure_delays
-from simdist.studies.remarks import Remark
+from simdist.studies.remarks import Remark, documents
 
 _N_PILOTS = 24
 _N_SLOW_PILOTS = 3  # of runs by events, which take far longer
@@ -265,20 +266,54 @@ def _unseen_s(scenario: Scenario, channels: set[Channel], n_seeds: int) -> float
     return total_s / scenario.steps
 
 
-def chance_remarks(scenario: Scenario, measured: Sequence[ScheduleTimes]) -> list[Remark]:
+@dataclass(frozen=True, slots=True)
+class Chances:
+    """What is known of the delays of some seeds before anything is simulated.
+
+    Args:
+        rare: Remarks on delays that are rarer than runs, where times are corrected for them.
+        tails: Remarks on tails without a variance, which end with the times of runs.
+    """
+
+    rare: tuple[Remark, ...] = ()
+    tails: tuple[Remark, ...] = ()
+
+    def document(self) -> dict[str, object]:
+        """Return both as JSON.
+
+        Columns:
+            rare, tails (list): "A remark", on delays that are rarer than runs, and on tails without a variance.
+        """
+        return {"rare": documents(self.rare), "tails": documents(self.tails)}
+
+    @classmethod
+    def restored(cls, record: Mapping[str, Any]) -> "Chances":
+        """Return both from JSON."""
+        return cls(*(tuple(Remark(**each) for each in record.get(name, ())) for name in ("rare", "tails")))
+
+
+def chances_of(scenario: Scenario, n_seeds: int) -> Chances:
+    """Return what is known of the delays of some seeds of a scenario."""
+    if not scenario.is_random or n_seeds == 1:
+        return Chances()
+    rare = (_of_rare(each) for each in known_delays(scenario, n_seeds) if each.n_expected < _FEW_EXPECTED)
+    tails = (remark for i in _acting(scenario) if (remark := _of_tail(scenario, i)))
+    return Chances(tuple(rare), tuple(tails))
+
+
+def chance_remarks(chances: Chances, measured: Sequence[ScheduleTimes]) -> list[Remark]:
     """Say what runs do not show by chance: delays that are rarer than runs, tails without a variance, equal runs.
 
     Args:
-        scenario: The scenario.
+        chances: Of the scenario and the seeds.
         measured: Times of each schedule, with the same seeds.
     """
     n_seeds = len(measured[0].step_s)
-    if not scenario.is_random or n_seeds == 1:
-        return []
-    is_corrected = any(each.run_s is not None for each in measured)
-    rare = [each for each in known_delays(scenario, n_seeds) if each.n_expected < _FEW_EXPECTED] if is_corrected else []
-    found = [_of_rare(each) for each in rare]
-    found += [remark for i in _acting(scenario) if (remark := _of_tail(scenario, i, measured))]
+    found = [*chances.rare] if any(each.run_s is not None for each in measured) else []
+    if chances.tails:
+        runs = "; ".join(f"{each.label} {_middle(each.as_simulated_s)}" for each in measured)
+        of_runs = f"step time of single runs, the median and 95 of 100: {runs}"
+        found += [replace(each, text=f"{each}; {of_runs}") for each in chances.tails]
     equal = [each.label for each in measured if math.isinf(each.unseen_s)]
     if equal:
         text = (
@@ -304,7 +339,7 @@ def _of_rare(known: KnownDelays) -> Remark:
     return Remark("result", f"{late}, {n_expected:.2g} expected: times are corrected to the expected number", place)
 
 
-def _of_tail(scenario: Scenario, index: int, measured: Sequence[ScheduleTimes]) -> Remark | None:
+def _of_tail(scenario: Scenario, index: int) -> Remark | None:
     """Say what a tail without a variance means for the results."""
     one = _disturbance(scenario, index)
     share = share_of_largest(one)
@@ -318,8 +353,7 @@ def _of_tail(scenario: Scenario, index: int, measured: Sequence[ScheduleTimes]) 
             f"the delays of {place} have no variance, so the mean of runs cannot be known: the largest 1 % carry "
             f"{format_share(share)} of it; times are corrected to the known mean of the delays"
         )
-    runs = "; ".join(f"{each.label} {_middle(each.as_simulated_s)}" for each in measured)
-    return Remark("accuracy", f"{known}; step time of single runs, the median and 95 of 100: {runs}", place)
+    return Remark("accuracy", known, place)
 
 
 def _middle(run_s: NDArray[np.float64]) -> str:

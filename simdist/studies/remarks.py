@@ -8,7 +8,7 @@ import re
 import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from simdist.errors import SimdistWarning, naming
@@ -25,6 +25,7 @@ Kind: TypeAlias = Literal["input", "derived", "assumption", "result", "accuracy"
 _OF_INPUTS = ("input", "derived")
 _DOUBTS = ("input", "accuracy")
 _WIDTH = 120  # columns of a sentence
+_MOST_SHOWN = 20  # remarks on a table of many points
 _CALLERS = 3  # frames from `warnings.warn` to the code of the user
 _PATH = re.compile(r"([a-z_]+)((\.\w+|\[\d+\])+|(?=:| has no effect))")
 
@@ -39,11 +40,13 @@ class Remark:
             `accuracy`: a number is less certain than it looks.
         text: The sentence, without full stop.
         place: The path of a setting, such as `disturbances[0]`, or the label of a schedule. Empty: the whole answer.
+        points: In a table of results: the points that it is about. Empty: all.
     """
 
     kind: Kind
     text: str
     place: str = ""
+    points: tuple[int | str, ...] = ()
 
     @property
     def is_of_inputs(self) -> bool:
@@ -64,8 +67,10 @@ class Remark:
                 does not show it) or `accuracy` (a number is less certain than it looks).
             text (str): Sentence.
             place (str): Path of a setting, or label of a schedule. Empty: the whole answer.
+            points (list): Only in tables of results, if not all: points that it is about (int or str).
         """
-        return asdict(self)
+        found: dict[str, object] = {"kind": self.kind, "text": self.text, "place": self.place}
+        return found | ({"points": list(self.points)} if self.points else {})
 
     def __str__(self) -> str:
         return self.text
@@ -76,10 +81,26 @@ def documents(remarks: Iterable[Remark]) -> list[dict[str, object]]:
     return [each.document() for each in remarks]
 
 
+def of_inputs(remarks: Iterable[Remark]) -> list[Remark]:
+    """Return the remarks that a command prints before it simulates; the others stand below its tables."""
+    return [each for each in remarks if each.is_of_inputs]
+
+
 def below_table(remarks: Iterable[Remark]) -> list[str]:
     """Return the remarks that a command prints below its tables, a folded paragraph each."""
     shown = (f"{each}." for each in remarks if not each.is_of_inputs)
     return [textwrap.fill(sentence, _WIDTH, break_on_hyphens=False) for sentence in shown]
+
+
+def of_table(remarks: Sequence[Remark], n_points: int) -> list[Remark]:
+    """Return the remarks on a table of many points as people read them: the first ones, each with its points."""
+    found = []
+    for each in remarks[:_MOST_SHOWN]:
+        of_points = f" ({len(each.points):,} of {n_points:,} points)" if each.points else ""
+        found.append(replace(each, text=f"{each}{of_points}"))
+    if more := len(remarks) - len(found):
+        found.append(Remark("result", f"{more:,} more remarks: `simdist results --json` has all"))
+    return found
 
 
 def with_remarks(frame: "pd.DataFrame", remarks: Iterable[Remark]) -> "pd.DataFrame":

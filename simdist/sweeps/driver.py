@@ -17,6 +17,7 @@ Columns:
 """
 
 import itertools
+import json
 import math
 import time
 from array import array
@@ -30,12 +31,26 @@ from typing import Any, Literal, final
 
 from simdist import __version__
 from simdist.errors import RunError, ScenarioError, SimdistError
-from simdist.jobs.store import Store
+from simdist.jobs.store import Store, read_remarks
 from simdist.jobs.workers import GUARD, LocalPool, Workers
 from simdist.machine import n_cores
+from simdist.studies.known_delays import Chances
+from simdist.studies.remarks import Remark, documents
+from simdist.studies.uncertainty import quantities
 from simdist.sweeps.definition import Point, RowKey, Sweep
-from simdist.sweeps.keys import code_version
-from simdist.sweeps.tasks import FinishedBatch, Record, Task, TaskBatch, evaluate, failure, late, measurement_record
+from simdist.sweeps.keys import code_version, key_of_point
+from simdist.sweeps.table import collected
+from simdist.sweeps.tasks import (
+    FinishedBatch,
+    Record,
+    Task,
+    TaskBatch,
+    evaluate,
+    failure,
+    late,
+    measurement_record,
+    remarks_record,
+)
 
 _BATCH_S = 0.5
 _MAX_BATCH = 2_000  # points
@@ -81,6 +96,7 @@ class Swept:
         n_new: Rows that were computed now.
         n_failed: Rows that failed, now or before.
         damaged: Lines of the rows that were there, from 1, which were torn or damaged and left out.
+        remarks: On the scenarios of its points. `simdist.sweeps.read_results` also has those on results.
     """
 
     name: str
@@ -90,6 +106,7 @@ class Swept:
     n_new: int
     n_failed: int
     damaged: tuple[int, ...] = ()
+    remarks: tuple[Remark, ...] = ()
 
     def document(self) -> dict[str, object]:
         """Return the outcome as JSON.
@@ -99,8 +116,10 @@ class Swept:
             points, rows (int): Combinations of varied values, and rows: points x schedules.
             new, failed (int): Rows now computed, and rows that failed.
             runs (int): Only with `--plans`: run directories written.
+            remarks (list): "A remark".
         """
-        return {"sweep": self.name, **self._counts(), "path": str(self.folder)}
+        found = {"sweep": self.name, **self._counts(), "path": str(self.folder)}
+        return found | {"remarks": documents(self.remarks)}
 
     def text(self) -> str:
         """Return the outcome, and what shows its rows."""
@@ -148,10 +167,11 @@ def sweep(
 
 @dataclass(frozen=True, slots=True)
 class _Design:
-    """The rows of a sweep in their order: their keys, and how many each point has."""
+    """The rows of a sweep in their order: their keys, how many each point has, and the key of each point."""
 
     keys: list[str]
     n_of_points: "array[int]"
+    of_points: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,12 +205,13 @@ class _Driver:
     def run(self, *, retry: bool) -> Swept:
         damaged: list[int] = []
         done = {key: failed for key, failed in self._store.done(damaged).items() if not (retry and failed)}
-        design = _Design([], array("L"))
+        design = _Design([], array("L"), [])
         self._store.design(self._lines(design))
         keys = set(design.keys)
         n_done = sum(key in done for key in keys)
         self._rows = SweepProgress("rows", n_done, len(keys), n_failed=sum(done.get(key, False) for key in keys))
-        self._tasks = self._missing(design, keys - done.keys())
+        self._remarks = read_remarks(self._store.folder)
+        self._tasks = self._missing(design, keys - done.keys(), {*design.of_points} - self._remarks.keys())
         self._report()
         try:
             while self._send():
@@ -198,7 +219,10 @@ class _Driver:
         finally:
             for future in self._underway:
                 future.cancel()
-        self._store.arrange(design.keys)
+        self._store.arrange(design.keys, design.of_points)
+        of_points = (
+            (number, self._remarks.get(key, {}).get("remarks", ())) for number, key in enumerate(design.of_points)
+        )
         return Swept(
             self._sweep.name,
             self._store.folder,
@@ -207,6 +231,7 @@ class _Driver:
             self._rows.n_new,
             self._rows.n_failed,
             tuple(damaged),
+            (*collected(of_points), *_whole(self._sweep)),
         )
 
     def _lines(self, design: _Design) -> Iterator[dict[str, Any]]:
@@ -217,6 +242,7 @@ class _Driver:
             rows = self._sweep.keys(self._tree(point))
             design.keys.extend(row.key for row in rows)
             design.n_of_points.append(len(rows))
+            design.of_points.append(key_of_point([row.key for row in rows]))
             of_point = {
                 "point": point.number,
                 "case": point.case,
@@ -230,16 +256,17 @@ class _Driver:
                 reported_s = time.monotonic()
                 self._progress(SweepProgress("points", point.number + 1, self._sweep.n_points))
 
-    def _missing(self, design: _Design, missing: set[str]) -> Iterator[Task]:
-        """Yield tasks with the rows that are missing; of equal rows, the first."""
+    def _missing(self, design: _Design, missing: set[str], without_remarks: set[str]) -> Iterator[Task]:
+        """Yield tasks with the rows and remarks that are missing; of equal rows, the first."""
         first = 0
-        for point, n_rows in zip(self._sweep.points(), design.n_of_points, strict=True):
-            if not missing:
+        of_points = zip(self._sweep.points(), design.n_of_points, design.of_points, strict=True)
+        for point, n_rows, key in of_points:
+            if not (missing or without_remarks):
                 return
             keys = design.keys[first : first + n_rows]
             first += n_rows
             self._n_points_left = self._sweep.n_points - point.number - 1
-            if missing.isdisjoint(keys):
+            if missing.isdisjoint(keys) and key not in without_remarks:
                 continue
             tree = self._tree(point)
             rows: list[RowKey] = []
@@ -247,7 +274,8 @@ class _Driver:
                 if row.key in missing:
                     missing.remove(row.key)
                     rows.append(row)
-            yield Task(point.number, tree, tuple(rows))
+            yield Task(point.number, tree, tuple(rows), key if key in without_remarks else "")
+            without_remarks.discard(key)
 
     def _tree(self, point: Point) -> dict[str, Any]:
         try:
@@ -314,17 +342,23 @@ class _Driver:
         left_s = min(ends_s, default=math.inf) - time.monotonic()
         done, _ = wait(self._underway, min(max(left_s, 0.0), _TICK_S), FIRST_COMPLETED)
         records: list[Record] = []
+        remarks: list[bytes] = []
         for future in done:
-            records += self._taken(future, self._underway.pop(future))
+            finished = self._taken(future, self._underway.pop(future))
+            records += finished.records
+            remarks += finished.remarks
         self._save(records)
+        if remarks:
+            self._store.append_remarks(remarks)
+            self._remarks.update((each["key"], each) for each in map(json.loads, remarks))
         self._report()
         for future in self._underway:
             if future not in self._late and self._give_up_s(future) <= time.monotonic():
                 self._late.add(future)
                 self._workers.end(future)
 
-    def _taken(self, future: Future[FinishedBatch], sent: _Underway) -> tuple[Record, ...]:
-        """Return the records of a batch, also of a row that killed its worker; other lost rows are queued.
+    def _taken(self, future: Future[FinishedBatch], sent: _Underway) -> FinishedBatch:
+        """Return what a batch gave, also of a row that killed its worker; other lost rows are queued.
 
         Raises:
             RunError: The connection to the workers is lost, or they are of another version.
@@ -339,14 +373,17 @@ class _Driver:
             why = str(late(self._sweep.time_limit_s)) if future in self._late else _why(error)
         else:
             self._learn(finished.seconds / len(sent.tasks))
-            return finished.records
+            return finished
         finally:
             self._late.discard(future)
-        rows = [(task, row) for task in sent.tasks for row in task.rows]
         if sent.is_alone:
-            return tuple(measurement_record(row.key, failure("RunError", why)) for _, row in rows)
-        self._alone.extend(Task(task.point, task.tree, (row,)) for task, row in rows)
-        return ()
+            failed = (measurement_record(row.key, failure("RunError", why)) for task in sent.tasks for row in task.rows)
+            remarks = (remarks_record(task.remarked, (), Chances()) for task in sent.tasks if task.remarked)
+            return FinishedBatch(tuple(failed), 0.0, tuple(remarks))
+        for task in sent.tasks:
+            self._alone.extend(Task(task.point, task.tree, (row,)) for row in task.rows)
+            self._alone.extend([replace(task, rows=())] if task.remarked else [])
+        return FinishedBatch((), 0.0)
 
     def _learn(self, task_s: float) -> None:
         self._task_s = task_s if not self._task_s else 0.8 * self._task_s + 0.2 * task_s
@@ -399,6 +436,7 @@ def _header(sweep: Sweep) -> dict[str, Any]:
         engine (str): `auto`, `fast` or `des`.
         sampling (str): `grid`, `random` or `sobol`.
         n_points (int): Points.
+        remarks (list): "A remark", on the sweep as a whole.
     """
     return {
         "simdist": __version__,
@@ -411,7 +449,16 @@ def _header(sweep: Sweep) -> dict[str, Any]:
         "engine": sweep.engine,
         "sampling": sweep.sampling.kind,
         "n_points": sweep.n_points,
+        "remarks": documents(_whole(sweep)),
     }
+
+
+def _whole(sweep: Sweep) -> list[Remark]:
+    """Return the remarks on a sweep as a whole."""
+    if not (sweep.scenario.is_of_machines or quantities(sweep.scenario)):
+        return []
+    text = "intervals are of seeds only: `simdist compare` also shows what uncertain values and errors leave open"
+    return [Remark("assumption", text, "uncertain")]
 
 
 def _lost() -> RunError:

@@ -33,8 +33,8 @@ def canonical(value: object, *, digest: Callable[[str], str] | None = None, know
 
     Args:
         value: Of a scenario, as a file has it.
-        digest: Called with names of files; its result is appended to them. To names of users' classes a digest of their
-            code is appended.
+        digest: Called with names of files; its result stands in their place, so that equal files give equal text. To
+            names of users' classes a digest of their code is appended.
         known: Earlier results of this function for mappings and lists, by their ids.
 
     >>> canonical({"b": [1.0, 2.5], "a": {4: "x", 2: "y"}})
@@ -59,9 +59,19 @@ def _item(key: object, item: object, digest: Callable[[str], str] | None, known:
     if not digest or not isinstance(item, str):
         return written
     if key in _NAMING_FILES:
-        return f"{written} {digest(item)}"
+        content = digest(item)
+        return f"{written} {content}" if content == _UNREADABLE else f"{key!r}:{content}"
     code = user_code_digest(item) if key in _NAMING_CODE else ""
     return f"{written} {code}" if code else written
+
+
+def key_of_point(keys: Iterable[str]) -> str:
+    """Return the key of a point, by which its remarks are stored: a hash of the keys of its rows.
+
+    >>> key_of_point(["a", "b"])
+    'c8687a08aa5d6ed2044328fa6a697ab8'
+    """
+    return hashlib.sha256(" ".join(keys).encode()).hexdigest()[:32]
 
 
 @final

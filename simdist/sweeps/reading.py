@@ -97,8 +97,32 @@ def _as_in_a_file(sweep: Mapping[str, object]) -> dict[str, Any]:
     if scenario is not None:
         found |= {name: _in_files(scenario, found[name]) for name in ("vary", "cases") if name in found}
         if not isinstance(found["scenario"], str):
-            found["scenario"] = strict_yaml.parse(scenarios.dump(scenario)).root
+            in_file: Any = strict_yaml.parse(scenarios.dump(scenario)).root
+            found["scenario"] = _as_written(scenario, in_file, found["scenario"])
     return {key: _writable(value, (key,)) for key, value in found.items()}
+
+
+def _as_written(settings: Settings, in_file: Mapping[str, Any], written: object) -> Mapping[str, Any]:
+    """Return settings as a file has them, with the keys that a mapping from Python has and no others.
+
+    Args:
+        settings: The settings.
+        in_file: The same, as a file has them.
+        written: What they were made of, under the keys of files or under names of attributes.
+    """
+    if not isinstance(written, Mapping):
+        return in_file
+    alias_of: dict[str, str] = {name: field.alias or name for name, field in type(settings).model_fields.items()}
+    name_of = {alias: name for name, alias in alias_of.items()}
+    found: dict[str, Any] = {}
+    for key, value in written.items():
+        alias = str(alias_of.get(key, key))
+        held = getattr(settings, name_of[alias]) if alias in name_of else None
+        if isinstance(held, Settings) and isinstance(value, Mapping):
+            found[alias] = _as_written(held, in_file[alias], value)
+        else:  # text, such as the name of a preset, stays; so does null
+            found[alias] = value if isinstance(value, str) else in_file.get(alias, value)
+    return found
 
 
 def _loaded(base: object) -> Scenario | None:

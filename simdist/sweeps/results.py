@@ -16,13 +16,27 @@ from numpy.typing import NDArray
 
 from simdist.errors import RunError, ScenarioError, naming_file
 from simdist.files import lines_of, open_regular, read_jsonl, replacing
-from simdist.jobs.store import DESIGN, ROWS, damaged_text
+from simdist.jobs.store import DESIGN, ROWS, damaged_text, read_remarks
 from simdist.runs import run_directory
 from simdist.studies.facets import FacetValues
+from simdist.studies.known_delays import Chances
 from simdist.studies.measuring import ScheduleTimes
+from simdist.studies.remarks import Remark
 from simdist.sweeps.fields import Choice
+from simdist.sweeps.keys import key_of_point
 from simdist.sweeps.runs import merged, read_run_table
-from simdist.sweeps.table import Columns, ResultRow, Table, compared, extras_of, joined, lonely, text_of, used_notes
+from simdist.sweeps.table import (
+    Columns,
+    ResultRow,
+    Table,
+    collected,
+    compared,
+    extras_of,
+    joined,
+    lonely,
+    remarks_on_results,
+    text_of,
+)
 from simdist.traces.breakdown import STATES
 
 if TYPE_CHECKING:
@@ -126,6 +140,7 @@ class _Header(msgspec.Struct, frozen=True):
     baseline: str
     seeds: int
     n_points: int
+    remarks: tuple[dict[str, Any], ...] = ()
 
 
 class _DesignRow(msgspec.Struct, frozen=True):
@@ -163,25 +178,31 @@ def read_sweep(folder: Path, *, baseline: str | None = None) -> Table:
     records = {str(record["key"]): record for record in read_jsonl(folder / ROWS, damaged) if "key" in record}
     wanted = baseline or header.baseline
     results: list[ResultRow] = []
+    stored = read_remarks(folder)
+    of_points: list[tuple[int | str, list[dict[str, Any] | Remark]]] = []
     n_points = n_lines = n_lonely = 0
-    for _, of_point in groupby(rows, key=lambda row: row.point):
+    for point, of_point in groupby(rows, key=lambda row: row.point):
         design = list(of_point)
         n_points = n_points + 1
         n_lines = n_lines + len(design)
         found = compared(list(_results(design, records, header, folder)), wanted)
         n_lonely += any(each.row and not each.has_baseline for each in found)
         results += found
+        its = stored.get(key_of_point([each.key for each in design]), {})
+        of_points.append((point, [*its.get("remarks", ()), *remarks_on_results(found, Chances.restored(its))]))
     if n_points != header.n_points:
         raise _damaged(folder / DESIGN)
     n_missing = n_lines - len(results)
-    notes = [lonely(n_lonely, wanted)] if n_lonely else []
+    remarks = [*collected(of_points), *(Remark(**each) for each in header.remarks)]
+    if n_lonely:
+        remarks.append(lonely(n_lonely, wanted))
     if damaged:
-        notes.append(damaged_text(folder, damaged))
+        remarks.append(Remark("result", damaged_text(folder, damaged)))
     if n_missing:
-        notes.append(f"{folder}: {n_missing:,} of {n_lines:,} rows are not there yet: `simdist sweep` into it goes on")
-    notes += used_notes(results)
+        goes_on = "rows are not there yet: `simdist sweep` into it goes on"
+        remarks.append(Remark("result", f"{folder}: {n_missing:,} of {n_lines:,} {goes_on}"))
     extras = extras_of(results) | ({"case"} if header.has_cases else set())
-    return Table(header.columns, tuple(results), n_missing, extras, tuple(notes), wanted)
+    return Table(header.columns, tuple(results), n_missing, extras, tuple(remarks), wanted)
 
 
 def _design(path: Path) -> Iterator[Any]:

@@ -25,10 +25,23 @@ from simdist.studies import facets
 from simdist.studies.comparison import default_baseline
 from simdist.studies.epochs import find_epochs
 from simdist.studies.facets import Simulated
+from simdist.studies.known_delays import Chances
 from simdist.studies.measuring import ScheduleTimes, times_of
+from simdist.studies.remarks import Remark, remarks_of
 from simdist.sweeps.definition import Point, Sweep
 from simdist.sweeps.fields import Choice, differing, fields_of, schedule_fields_of
-from simdist.sweeps.table import RUNS, ResultRow, Table, TraceSource, compared, extras_of, joined, lonely, used_notes
+from simdist.sweeps.table import (
+    RUNS,
+    ResultRow,
+    Table,
+    TraceSource,
+    collected,
+    compared,
+    extras_of,
+    joined,
+    lonely,
+    remarks_on_results,
+)
 from simdist.sweeps.tasks import alone
 from simdist.traces.breakdown import break_down
 
@@ -165,12 +178,13 @@ def _write_point(sweep: Sweep, point: Point, path: Path) -> None:
 
 @dataclass(slots=True)
 class _RunRows:
-    """Part of the table that a run directory gives: its rows, and the settings of its scenario."""
+    """Part of the table that a run directory gives: its rows, and the settings of its scenario and remarks on it."""
 
     point: PlannedPoint | None
     results: list[ResultRow]
     fields: dict[str, Choice] = field(default_factory=dict)
     of_schedule: dict[str, Choice] = field(default_factory=dict)
+    remarks: tuple[Remark, ...] = ()
 
 
 def read_run_table(folder: Path, paths: Iterable[Path], *, baseline: str | None = None) -> Table:
@@ -198,13 +212,19 @@ def read_run_table(folder: Path, paths: Iterable[Path], *, baseline: str | None 
     results = tuple(next(compared_runs[each.group]) for run in runs for each in run.results)
     n_lonely = len({each.point for each in results if each.row and not each.has_baseline})
     n_missing = sum(not run.results for run in runs)
-    notes = [lonely(n_lonely, baseline)] if n_lonely else []
+    of_points = [(run.results[0].point, list(run.remarks)) for run in runs if run.results]
+    by_group: dict[object, list[ResultRow]] = {}
+    for each in results:
+        by_group.setdefault(each.group, []).append(each)
+    of_points += [(same[0].point, remarks_on_results(same, Chances())) for same in by_group.values()]
+    remarks = [*collected(of_points)]
+    if n_lonely:
+        remarks.append(lonely(n_lonely, baseline))
     if n_missing:
         how = "`simdist simulate RUN` or `torchrun ... -m real RUN` makes one"
-        notes.append(f"{folder}: {n_missing:,} of {len(runs):,} runs have no trace yet: {how}")
-    notes += used_notes(results)
+        remarks.append(Remark("result", f"{folder}: {n_missing:,} of {len(runs):,} runs have no trace yet: {how}"))
     varied = (*planned, *(column for column in found if column not in planned))
-    return _with_links_note(Table(varied, results, n_missing, extras_of(results), tuple(notes), baseline))
+    return _with_links_note(Table(varied, results, n_missing, extras_of(results), tuple(remarks), baseline))
 
 
 def _with_links_note(table: Table) -> Table:
@@ -212,7 +232,7 @@ def _with_links_note(table: Table) -> Table:
     if all(each.error_ratio is None for each in table.results):
         return table
     note = "sim. error: with the links of the scenario; `simdist validate RUN --cluster FILE` takes calibrated ones"
-    return replace(table, notes=tuple(dict.fromkeys((*table.notes, note))))
+    return replace(table, remarks=tuple(dict.fromkeys((*table.remarks, Remark("assumption", note)))))
 
 
 def _read(folder: Path, path: Path) -> _RunRows:
@@ -232,7 +252,8 @@ def _read(folder: Path, path: Path) -> _RunRows:
     row = replace(row, schedule=schedule.name, kind=schedule.kind)
     results = [_measured(replace(row, source=source), path / file, run.plan) for source, file in _TRACES]
     there = _with_error_ratio([each for each in results if each])
-    return _RunRows(point, there, fields_of(run.scenario), schedule_fields_of(schedule))
+    of_scenario = remarks_of(run.scenario)
+    return _RunRows(point, there, fields_of(run.scenario), schedule_fields_of(schedule), of_scenario)
 
 
 def _failed(row: ResultRow, error: SimdistError) -> ResultRow:

@@ -4,17 +4,18 @@ The same columns serve pandas, CSV and JSON; `columns` makes them. Columns that 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from simdist.errors import SimdistError, require
 from simdist.scenario import strict_yaml
 from simdist.settings.base import plural
 from simdist.studies import facets
-from simdist.studies.comparison import Row, find_label, row
-from simdist.studies.facets import GRADIENTS, GradientsUsed
+from simdist.studies.comparison import Row, find_label, row, too_few_seeds
+from simdist.studies.known_delays import Chances, chance_remarks
 from simdist.studies.measuring import ScheduleTimes
+from simdist.studies.remarks import Remark, of_table, with_remarks
 from simdist.studies.statistics import Interval
 from simdist.sweeps.fields import Choice
 from simdist.traces.breakdown import STATES
@@ -100,7 +101,7 @@ class Table:
         n_missing: Rows that are not there yet.
         extras: Columns that only some tables have: `folder`, `case`, `run`, `error_ratio`, and those of
             facets.
-        notes: Notes for the reader, a sentence each.
+        remarks: What to know beside the rows.
         baseline: Label or kind of the schedule that speed-ups are over; empty if there are several.
     """
 
@@ -108,7 +109,7 @@ class Table:
     results: tuple[ResultRow, ...]
     n_missing: int = 0
     extras: frozenset[str] = frozenset()
-    notes: tuple[str, ...] = ()
+    remarks: tuple[Remark, ...] = ()
     baseline: str = ""
 
     @property
@@ -116,9 +117,14 @@ class Table:
         """How many rows failed."""
         return sum(bool(each.failed) for each in self.results)
 
+    @property
+    def shown_remarks(self) -> list[Remark]:
+        """The remarks as people read them: the first ones, each with its points."""
+        return of_table(self.remarks, len({each.point for each in self.results}))
+
     def frame(self) -> "pd.DataFrame":
-        """Return the results as a pandas frame, with the columns of `values_of`."""
-        return _frame_of(columns(self))
+        """Return the results as a pandas frame, with the columns of `values_of`; its `attrs` have the `remarks`."""
+        return with_remarks(_frame_of(columns(self)), self.remarks)
 
     def plot(self) -> "Figure":
         """Draw the speed-ups over the first varied number, with their intervals."""
@@ -155,14 +161,30 @@ def extras_of(results: Sequence[ResultRow]) -> frozenset[str]:
     return frozenset(name for name, there in found.items() if there)
 
 
-def used_notes(results: Sequence[ResultRow]) -> list[str]:
-    """Return notes on schedules with updates that omit gradients."""
-    shares: dict[str, list[float]] = {}
-    for each in results:
-        shares.setdefault(each.schedule, []).append(each.measured.of(GRADIENTS).share if each.measured else 1.0)
-    return [
-        each.text for label, used in shares.items() for each in GradientsUsed(min(used)).remarks(label, most=max(used))
-    ]
+def collected(of_points: Iterable[tuple[int | str, Iterable[Mapping[str, Any] | Remark]]]) -> tuple[Remark, ...]:
+    """Return the remarks on points of a table, each once, with the points that it is about; none if on all.
+
+    Args:
+        of_points: Each point with its remarks, as remarks or as they are stored.
+    """
+    points: dict[Remark, dict[int | str, None]] = {}
+    known: set[int | str] = set()
+    for point, remarks in of_points:
+        known.add(point)
+        for each in remarks:
+            points.setdefault(each if isinstance(each, Remark) else Remark(**each), {})[point] = None
+    return tuple(
+        each if len(where) == len(known) else replace(each, points=tuple(where)) for each, where in points.items()
+    )
+
+
+def remarks_on_results(results: Sequence[ResultRow], chances: Chances) -> list[Remark]:
+    """Return the remarks on the results of the schedules of one point."""
+    rows = [each.row for each in results if each.row]
+    measured = [each.measured for each in results if each.row and each.measured]
+    if not rows:
+        return []
+    return [*facets.facet_remarks(None, rows), *chance_remarks(chances, measured), *too_few_seeds(rows)]
 
 
 def joined(tables: Sequence[Table]) -> Table:
@@ -173,7 +195,7 @@ def joined(tables: Sequence[Table]) -> Table:
         tuple(each for table in tables for each in table.results),
         sum(table.n_missing for table in tables),
         frozenset().union(*(table.extras for table in tables)),
-        tuple(dict.fromkeys(note for table in tables for note in table.notes)),
+        tuple(dict.fromkeys(each for table in tables for each in table.remarks)),
         baselines.pop() if len(baselines) == 1 else "",
     )
 
@@ -190,10 +212,10 @@ def compared(results: Sequence[ResultRow], baseline: str) -> list[ResultRow]:
     return [_compared(each, base) for each in results]
 
 
-def lonely(n_points: int, baseline: str) -> str:
-    """Return the note about points where there is nothing to compare with."""
+def lonely(n_points: int, baseline: str) -> Remark:
+    """Return the remark about points where there is nothing to compare with."""
     points = f"{n_points:,} {plural(n_points, 'point')}"
-    return f"no speed-ups at {points}: no schedule called {baseline!r} was measured there"
+    return Remark("result", f"no speed-ups at {points}: no schedule called {baseline!r} was measured there")
 
 
 def _compared(result: ResultRow, base: ScheduleTimes | None) -> ResultRow:

@@ -11,9 +11,9 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,8 +27,9 @@ from simdist.scenario import Scenario
 from simdist.scenario.strict_yaml import path_text
 from simdist.settings.base import FromFile
 from simdist.studies import facets
-from simdist.studies.known_delays import corrected
+from simdist.studies.known_delays import Chances, chances_of, corrected
 from simdist.studies.measuring import ScheduleTimes, measure
+from simdist.studies.remarks import Remark, documents, remarks_of
 from simdist.sweeps.definition import RowKey
 from simdist.sweeps.keys import code_version, file_digest
 
@@ -41,11 +42,13 @@ class Task:
         point: Its number, for messages.
         tree: The scenario as a file has it.
         rows: Rows to measure.
+        remarked: Key of the point, if remarks on its scenario are missing; else empty.
     """
 
     point: int
     tree: Mapping[str, Any]
     rows: tuple[RowKey, ...]
+    remarked: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +94,12 @@ class FinishedBatch:
     Args:
         records: Of all its rows.
         seconds: How long it took.
+        remarks: Records of the remarks on its points, JSON.
     """
 
     records: tuple[Record, ...]
     seconds: float
+    remarks: tuple[bytes, ...] = ()
 
 
 def evaluate(batch: TaskBatch) -> FinishedBatch:
@@ -107,9 +112,14 @@ def evaluate(batch: TaskBatch) -> FinishedBatch:
         raise RunError(f"a worker has simdist {code_version()}; this is {batch.version}: install the same everywhere")
     began_s = time.perf_counter()
     _check_files(batch)
-    records = [item for task in batch.tasks for item in _records(task, batch)]
+    records: list[Record] = []
+    remarks: list[bytes] = []
+    for task in batch.tasks:
+        scenario = _read(task.tree, batch)
+        records += _records(task, scenario, batch)
+        remarks += [remarks_record(task.remarked, *_remarks(scenario, batch))] if task.remarked else []
     _check_files(batch)  # what was edited meanwhile is in the records
-    return FinishedBatch(tuple(records), time.perf_counter() - began_s)
+    return FinishedBatch(tuple(records), time.perf_counter() - began_s, tuple(remarks))
 
 
 def _check_files(batch: TaskBatch) -> None:
@@ -122,8 +132,18 @@ def _check_files(batch: TaskBatch) -> None:
             )
 
 
-def _records(task: Task, batch: TaskBatch) -> Iterator[Record]:
-    scenario = _read(task.tree, batch)
+def _remarks(scenario: Scenario | None, batch: TaskBatch) -> tuple[tuple[Remark, ...], Chances]:
+    """Return the remarks on the scenario of a point; none on one that is wrong, which its rows tell."""
+    if scenario is None:
+        return (), Chances()
+    try:
+        with _limited(batch.time_limit_s):
+            return remarks_of(scenario), chances_of(scenario, batch.n_seeds)
+    except Exception:  # rows tell it
+        return (), Chances()
+
+
+def _records(task: Task, scenario: Scenario | None, batch: TaskBatch) -> Iterator[Record]:
     for row in task.rows:
         try:
             with _limited(batch.time_limit_s):
@@ -143,7 +163,11 @@ def _measure(task: Task, row: RowKey, scenario: Scenario | None, batch: TaskBatc
     its = in_steps(one, schedule)
     built = build(its, schedule)
     measured = measure(its, built, n_seeds=batch.n_seeds, engine=batch.engine, facets=facets.FACETS)
-    return record(corrected(its, built, measured))
+    measured = corrected(its, built, measured)
+    for facet in facets.FACETS:
+        if (value := facet.measure_built(its, built)) is not None:
+            measured = replace(measured, facets=measured.facets.changed(facet, value))
+    return record(measured)
 
 
 def record(measured: ScheduleTimes) -> dict[str, object]:
@@ -158,8 +182,11 @@ def record(measured: ScheduleTimes) -> dict[str, object]:
             there is none.
         compute_s, comm_s, wait_s, io_s, host_s (float): States.
         gradients_used (float): Only below 1: share of batches used.
+        late (object): Ranks too late for 90 % of the updates, if any: rank -> that share (float).
         staging_s (float): Only with a data set: time of staging.
         epochs_s (list): Only with a data set: time of each epoch (float), averaged over seeds.
+        memory (object): Only of a sharded or too large model: `nbytes` (int), the peak on a device; `of` (object), the
+            same by use; `limit_nbytes` (int or null); `not_counted` (str).
         failed, error (str): Kind of the error, and its message.
         crc32 (int): CRC-32 (zlib) of the line before `, "crc32"`, with `}` appended.
 
@@ -183,6 +210,19 @@ def record(measured: ScheduleTimes) -> dict[str, object]:
 def measurement_record(key: str, found: dict[str, object]) -> Record:
     """Return a measurement, or the failure of one, as it is kept."""
     return Record(json.dumps({"key": key, **found}, allow_nan=False).encode(), "failed" in found)
+
+
+def remarks_record(key: str, remarks: Iterable[Remark], chances: Chances) -> bytes:
+    """Return the remarks on the scenario of a point as they are stored.
+
+    Columns:
+        key (str): Hash of the keys of its rows.
+        remarks (list): "A remark".
+        rare, tails (list): "A remark", on delays that are rarer than runs where times are corrected for them, and on
+            tails without a variance.
+        crc32 (int): As of rows.
+    """
+    return json.dumps({"key": key, "remarks": documents(remarks), **chances.document()}).encode()
 
 
 def failure(kind: str, message: str) -> dict[str, object]:

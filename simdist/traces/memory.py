@@ -9,6 +9,7 @@ up, and keeps a pool for each stream.
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -184,14 +185,14 @@ def least_peak_nbytes(
     """
     kinds = kinds_of(plan)
     lane = COMPUTE.name
-    steps = np.zeros(plan.n_instances + 1, dtype=np.int64)
+    steps = [0] * (plan.n_instances + 1)
     for life in lifetimes(plan):
         name = life.buffer.name
         if name in kinds and lane in life.first:
             nbytes = activation_nbytes.get(name, _nbytes_of(life.buffer, kinds[name]))
             steps[life.first[lane]] += nbytes
             steps[life.last[lane] + 1] -= nbytes
-    held = np.cumsum(steps).tolist()
+    held = [*accumulate(steps)]
     each_op = (op for number in plan.body_of_steps() for op in plan.bodies[number])
     passes = ((row, op.dst) for row, op in enumerate(each_op) if isinstance(op, ops.Backward))
     most = max((held[row] + recomputed_nbytes.get(dst, 0) for row, dst in passes if dst in computing), default=0)

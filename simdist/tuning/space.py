@@ -8,7 +8,7 @@ ranks of the group, averaged over steps. It is only a guess for the search to be
 """
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -28,6 +28,7 @@ from simdist.tuning.candidates import Candidate, Extras
 from simdist.tuning.constraints import Breach, Constraints, exchanged, late_steps, longest_gap, worst
 
 _FEW_STEPS = 64
+_LATEST = 4
 
 #: Called with the name of the stage, the amount done, and the total if it is known.
 Progress: TypeAlias = Callable[[str, float, float | None], None]
@@ -111,6 +112,7 @@ class _Sieve:
         self._excluded: Counter[str] = Counter()
         self._longest_gap = 1.0
         self._least_nbytes: dict[int, int] = {}  # by hash of a plan of one step, which takes less memory than plans
+        self._latest: deque[tuple[Plan, int]] = deque(maxlen=_LATEST)  # plans of one step, with these bytes
         self._n_illegal = 0
         self._refusal = ""
 
@@ -169,9 +171,13 @@ class _Sieve:
 
     def _least_of(self, one_step: Plan) -> int:
         """Return bytes that are surely in use in a step. Schedules that differ in later steps share them."""
+        for plan, nbytes in self._latest:  # often the same object, which takes no time to compare
+            if plan.bodies == one_step.bodies and plan.buffers == one_step.buffers:
+                return nbytes
         content = hash((one_step.buffers, one_step.bodies))
         if content not in self._least_nbytes:
             self._least_nbytes[content] = least_nbytes(one_step, self._scenario.workload)
+        self._latest.append((one_step, self._least_nbytes[content]))
         return self._least_nbytes[content]
 
 

@@ -448,7 +448,8 @@ def test_sweeps_runs_and_their_pages_say_which_share_of_the_gradients_updates_us
     for folder, wanted in ((sweep_folder, [1.0, 0.875, 1.0, 0.75]), (run_folder, [0.875, 1.0])):
         assert frame(folder).gradients_used.tolist() == wanted
     text = "spare uses the gradients of {} of the batches: times are per step, not per sample"
-    assert read_results([sweep_folder]).notes == (text.format("75.0 % to 87.5 %"),)
+    used = [(each.text, each.points) for each in read_results([sweep_folder]).remarks if each.place == "spare"]
+    assert used == [(text.format("87.5 %"), (0,)), (text.format("75.0 %"), (1,))]
     runs = [run_directory.read(run_folder / schedule.name) for schedule in scenario.schedules]
     page = runs_page(
         report := read_report(run_folder, runs, baseline=None, progress=lambda *_: None), shown_runs(report, None)

@@ -69,9 +69,9 @@ class ModelSize(Facet[Sizes]):
         records = [{"schedule": each.schedule, "ratio": each.value.calm_step_s / base.calm_step_s} for each in lines]
         return FacetTable("calm steps", (Column("schedule"), Column("ratio", form="{:.3f}".format)), records)
 
-    def remarks(self, scenario: Scenario, lines: Sequence[Line[Sizes]]) -> list[Remark]:
+    def remarks(self, scenario: Scenario | None, lines: Sequence[Line[Sizes]]) -> list[Remark]:
         sizes = [Remark("result", f"{each.schedule} has {each.value.nbytes} bytes", each.schedule) for each in lines]
-        return [*sizes, Remark("accuracy", f"{scenario.name} is made up")]
+        return [*sizes, *([Remark("accuracy", f"{scenario.name} is made up")] if scenario else [])]
 
 
 @pytest.fixture

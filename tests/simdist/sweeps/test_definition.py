@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import simdist.schedules
 from simdist.errors import ScenarioError
-from simdist.scenario import Scenario, presets, strict_yaml
+from simdist.scenario import Scenario, presets, recordings, strict_yaml
 from simdist.scenario import load as load_scenario
 from simdist.schedules import LocalSGD
 from simdist.settings.base import FromFile
@@ -680,3 +680,17 @@ def test_values_from_python_are_varied_whatever_library_they_are_of(vary, column
 def test_value_from_python_that_no_file_has_is_refused(vary, message):
     with pytest.raises(ScenarioError, match=message):
         load({"scenario": IN_PYTHON, "vary": vary})
+
+
+def test_rows_over_an_array_have_the_same_keys_in_another_process(tmp_path: Path) -> None:
+    late = np.eye(50, 4) / 10
+    texts = []
+    for table in (late, late, 2 * late):
+        recordings._folder.cache_clear()  # as in a new process, arrays are in another folder
+        disturbances = [{"kind": "recorded", "file": table}]
+        scenario = strict_yaml.parse(BASE).root | {"disturbances": disturbances}
+        sweep = load({"scenario": scenario, "vary": {"steps": [8]}})
+        (point,) = sweep.points()
+        texts.append([row.key for row in sweep.keys(sweep.tree_of(point))])
+    assert texts[0] == texts[1]
+    assert set(texts[0]).isdisjoint(texts[2])

@@ -286,7 +286,7 @@ def test_damaged_row_is_told_by_its_number_and_computed_again(tmp_path):
     (folder / ROWS).write_bytes(b"".join(lines))
     table = read_results([folder])
     assert table.n_missing == 1
-    assert any(f"{folder / ROWS}: line 3 is torn or damaged" in note for note in table.notes)
+    assert any(f"{folder / ROWS}: line 3 is torn or damaged" in each.text for each in table.remarks)
     outcome = sweeps.sweep(load(tmp_path / "study.yaml"), folder, workers=InProcess())
     assert (outcome.n_new, outcome.damaged) == (1, (3,))
     assert [json.loads(line)["key"] for line in whole.splitlines()] == [

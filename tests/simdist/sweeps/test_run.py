@@ -330,7 +330,10 @@ def test_command_says_what_there_is_and_what_to_do_next(tmp_path, capsys):
     assert answer.out == f"s: 2 points, 4 rows, 4 new, 0 failed\nnext: simdist results {tmp_path / 'out'}\n"
     answer = call(capsys, "sweep", path, "-o", tmp_path / "out", "--workers", 0, "--json")
     found = {"sweep": "s", "points": 2, "rows": 4, "new": 0, "failed": 0, "path": str(tmp_path / "out")}
-    assert json.loads(answer.out) == found
+    document = json.loads(answer.out)
+    (unstated,) = document.pop("remarks")
+    assert unstated["place"] == "cluster.network.efficiency"
+    assert document == found
 
 
 def test_command_says_how_many_rows_failed_and_what_shows_why(tmp_path, bad, capsys):

@@ -152,7 +152,7 @@ def _sweep_notes(report: SweepReport) -> Iterator[Html]:
         rows = f"{report.table.n_failed:,} {plural(report.table.n_failed, 'row')}"
         command = tag("code", f"simdist results {quote(report.folder.name)} --failed")
         yield join([f"{rows} failed, ", command, " shows why. No number below counts failed rows."])
-    yield from (escape(note) for note in report.table.notes if "not there yet" not in note)
+    yield from (escape(f"{each}.") for each in report.table.shown_remarks if "not there yet" not in each.text)
     if report.n_seeds == 1:
         yield escape("With one seed there are no intervals, so nothing says which differences are chance.")
 
