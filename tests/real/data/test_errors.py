@@ -15,7 +15,6 @@ from processes import run  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from real import jobs, models  # noqa: E402
-from real.data import inputs  # noqa: E402
 from real.data.sample_index import SampleIndex, check_labels, make_index  # noqa: E402
 from real.data.storages import DataStorage, open_storage, read_storage_index  # noqa: E402
 from simdist.errors import ScenarioError  # noqa: E402
@@ -44,17 +43,6 @@ def written(path: Path) -> run_directory.RunDirectory:
     plan = build(scenario, scenario.schedules[0]).plan
     run_directory.write(path, scenario, plan, delays(scenario))
     return run_directory.read(path)
-
-
-def test_workers_that_load_whole_batches_read_no_real_files(tmp_path):
-    scenario = loads(SCENARIO.replace("prefetch: 1", "num_workers: 2"), folder=tmp_path)
-    plan = build(scenario, scenario.schedules[0]).plan
-    options = inputs.DataOptions(str(tmp_path), None, cold=True, timeout_s=1.0)
-    with (
-        pytest.raises(ScenarioError, match=r"num_workers: .* write readers, decode_workers and prefetch instead"),
-        inputs.open_input(plan, options, rank=0, others=None, failed=None, tally=None),
-    ):
-        pass
 
 
 # --- outages ---
