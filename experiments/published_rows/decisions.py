@@ -13,7 +13,7 @@ from simdist.scenario import Scenario, load
 from simdist.studies.comparison import row
 from simdist.studies.draws import with_draws
 from simdist.studies.measuring import ScheduleTimes, measure
-from simdist.studies.published_errors import generation, kinds_of_step, of_published_rows
+from simdist.studies.published_errors import kinds_of_step, of_published_rows
 
 EXPERIMENTS = Path(__file__).parent.parent
 WORTHWHILE = 1.02
@@ -89,7 +89,7 @@ def _local_sgd() -> Iterator[Decision]:
     rows = [each for each in published.training_rows() if each.family == "A10G local SGD"]
     base = rows[0].scenario()
     scenario = base.changed(steps=64, schedules=[each.schedule for each in rows])
-    times = list(_times(scenario, generation(base.cluster) or "").values())
+    times = list(_times(scenario, base.cluster.device.generation or "").values())
     for each, found in zip(rows[1:], times[1:], strict=True):
         period = each.schedule["period"]
         measured = each.measured_per_s / rows[0].measured_per_s

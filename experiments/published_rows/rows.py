@@ -15,7 +15,6 @@ from typing import Any
 import yaml
 
 from simdist.scenario import Scenario, load, presets
-from simdist.studies.published_errors import generation
 
 HERE = Path(__file__).parent
 EXPERIMENTS = HERE.parent
@@ -76,7 +75,7 @@ class Training:
         """Return the share that a machine is assumed to lose; 0 if its rate is an input."""
         if self.machine_per_s or self.cluster["gpus_per_node"] == 1:
             return 0.0
-        hardware = generation(load({**document, "schedules": ["sync"], "steps": 1}).cluster)
+        hardware = load({**document, "schedules": ["sync"], "steps": 1}).cluster.device.generation
         return LOST.get(hardware or "", (0.05, 0.05))[self.precision == "mixed"]
 
     def scenario(self) -> Scenario:
@@ -108,6 +107,7 @@ class Collective:
         algorithm: As a schedule has it.
         nbytes: As nccl-tests count them.
         measured_s: Seconds.
+        how: What tells the row from others of its family; most need nothing.
     """
 
     family: str
@@ -117,6 +117,7 @@ class Collective:
     algorithm: str
     nbytes: int
     measured_s: float
+    how: str = ""
 
     @property
     def n_gpus(self) -> int:
@@ -224,7 +225,7 @@ def _aws() -> Iterator[Training]:
     for user, of in users.items():
         rates = {int(n_gpus): float(rate) for n_gpus, rate in of["images_per_s"].items()}
         network = {"network": {"efficiency": of["network"]}} if "network" in of else {}
-        buffer = {"fusion": {"buffer": of["buffer_nbytes"], "cycle": None}} if "buffer_nbytes" in of else {}
+        buffer = {"fusion": {"buffer": f"{of['buffer_nbytes']} B", "cycle": None}} if "buffer_nbytes" in of else {}
         precision = "single" if user.startswith("horovod#396") else "mixed"
         for n_gpus, rate in rates.items():
             if n_gpus > 8:
@@ -299,13 +300,14 @@ def _own_collectives() -> Iterator[tuple[bool, list[Collective]]]:
         sizes = {"nodes": int(row["nodes"]), "gpus_per_node": int(row["gpus_per_node"])}
         found.setdefault(row["family"], []).append(
             Collective(
-                row["family"],
+                family.get("family", row["family"]),
                 family["generation"],
                 row["collective"],
                 family["cluster"] | sizes,
                 "auto",
                 int(row["nbytes"]),
                 1e-6 * float(row["measured_us"]),
+                family.get("how", ""),
             )
         )
     for name, rows in found.items():

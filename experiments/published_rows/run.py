@@ -36,7 +36,6 @@ from simdist.studies.draws import with_draws
 from simdist.studies.published_errors import (
     Doubt,
     collective_doubt,
-    generation,
     kinds_of_step,
     link_class,
     of_published_rows,
@@ -50,11 +49,14 @@ DOUBTS = HERE.parents[1] / "simdist" / "studies" / "published_errors.json"
 NOT_ALIKE = {
     "16 H100 in two machines over InfiniBand, reported as slow": "its user reports that it is slow",
     "16 A100 in two machines over RoCE, Oracle's tutorial": "it carries a third of what its like do",
+    "32 B200 in four machines over EFA, its ranks come at different times": "as its source says",
     "A10G local SGD": "its link is PCIe without peer-to-peer copies",
     **{f"HKBU 2080 Ti {way}": "as that of the A10G" for way in ("BSP", "WFBP", "MG-WFBP")},
     storages.CACHED: "it reads up to 2.4 times what its file system delivers, so files were in memory",
 }
 """Families that no doubt is estimated from, with the reason. They are predicted like all others."""
+HOSTS = ("queued by PyTorch", "PyTorch waits", "one process")
+"""How calls of published collectives were launched, where a family has several ways."""
 NEW = ("ampere", "hopper")
 """Generations of GPUs that are sold today, among those with rows of training."""
 TITLES = {
@@ -130,7 +132,7 @@ def of_training(row_: published.Training) -> Line:
     built = predict.built_of(scenario)
     times = predict.simulated(scenario, built)
     linear_s, ring_s = predict.training_formulas_s(row_)
-    hardware = generation(scenario.cluster) or ""
+    hardware = scenario.cluster.device.generation or ""
     return Line(
         row_.family,
         f"{row_.name}, {row_.n_gpus} GPUs",
@@ -152,7 +154,7 @@ def of_collective(row_: published.Collective) -> Line:
     cluster = predict.cluster_of(row_)
     return Line(
         row_.family,
-        f"{row_.collective} of {row_.nbytes} B, {row_.n_gpus} GPUs",
+        f"{row_.collective} of {row_.nbytes} B, {row_.n_gpus} GPUs{row_.how and f', {row_.how}'}",
         "collective",
         f"{_kind(cluster)}+{link_class(cluster, _kind(cluster))}",
         row_.nbytes,
@@ -371,6 +373,22 @@ def families_table() -> Iterator[str]:
         yield f"| {title} | {cells(lines)}"
 
 
+def host_table() -> Iterator[str]:
+    """Yield how near all-reduces are whose host was queued ahead or waited."""
+    yield "| GPUs | calls | rows | median error: below 64 KiB | to 64 MiB | above | held |"
+    yield "|---|---|---|---|---|---|---|"
+    for how in HOSTS:
+        found = by((line for line in saved() if line.name.endswith(f", {how}")), lambda line: line.family)
+        for family, lines in found.items():
+            of_sizes = by(lines, lambda line: str(estimate.size_class(line.nbytes)))
+            errors = [
+                f"{median(line.error(line.simulated_s) for line in of_sizes[size]):+.0%}" if size in of_sizes else ""
+                for size in "012"
+            ]
+            held = sum(line.is_inside for line in lines) / len(lines)
+            yield f"| {family} | {how} | {len(lines)} | {' | '.join(errors)} | {held:.0%} |"
+
+
 def worse_table() -> Iterator[str]:
     """Yield the families that a formula predicts better."""
     yield "| family | kind | rows | simulated | linear | plain ring |"
@@ -429,6 +447,7 @@ def tables() -> dict[str, str]:
     every = {
         "kinds": kinds_table,
         "decisions": decisions_table,
+        "host": host_table,
         "doubts": doubts_table,
         "batches": batches.table,
         "worse": worse_table,

@@ -1,11 +1,13 @@
 """The place of this process among the ranks, and a store that all ranks reach.
 
 If torchrun's agent does not host the store (`TORCHELASTIC_USE_AGENT_STORE`), rank 0 hosts it, only at the address of
-the job. All keys contain the number of restarts, so that a restarted run never reads keys of the previous one. If the
-script has made a process group, rank 0 hosts another store, and sends its address through that group.
+the job, until its process ends: when ranks meet again, others may come before it. All keys contain the number of
+restarts and that of the meeting, so that none reads keys of an earlier one. If the script has made a process group,
+rank 0 hosts another store, and sends its address through that group.
 """
 
 import hmac
+import itertools
 import json
 import os
 import secrets
@@ -16,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -30,6 +33,7 @@ _T = TypeVar("_T")
 _TOLD_NBYTES = 256
 _TOLD_TAG = 0x5D157  # a tag that the script's messages do not use
 _SET_BY_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_MEETINGS = itertools.count()  # of this process
 _PORT_ADVICE = "choose another --master-port, or use torchrun --standalone on one machine"
 
 
@@ -119,15 +123,17 @@ class StoreAccess:
 def meet(here: RankPlace, environ: Mapping[str, str], timeout_s: float) -> StoreAccess:
     """Reach the store, host it if this is the rank to do so, and register this rank.
 
+    All ranks must meet equally often.
+
     Raises:
         RunError: the store is not reached in time, the port is taken, or the rank is registered already.
     """
     address = environ["MASTER_ADDR"]
     port = _port(environ["MASTER_PORT"])
     hosted_by = None if environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True) else 0
-    prefix = f"real/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    prefix = f"real/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_MEETINGS)}"
     secret = hmac.digest(environ.get("SIMDIST_SECRET", "").encode(), prefix.encode(), "sha256")
-    server = _serve(_me(here), [address], port, timeout_s) if here.rank == hosted_by else None
+    server = _serve_to_the_end(_me(here), address, port) if here.rank == hosted_by else None
     at = f"{address}:{port}"
     store, agreed, watch = _reach(here, at, prefix, secret, hosted_by=hosted_by, timeout_s=timeout_s)
     return StoreAccess(store, agreed, watch, server, hosted_by, at)
@@ -145,7 +151,7 @@ def meet_within(here: RankPlace, environ: Mapping[str, str], timeout_s: float) -
     if here.rank == 0:
         local = environ.get("LOCAL_WORLD_SIZE") == str(here.world_size)
         addresses = [] if local else [environ.get("MASTER_ADDR", ""), socket.gethostname()]
-        server = _serve(_me(here), [*filter(None, addresses), "127.0.0.1"], 0, timeout_s)
+        server = _serve(_me(here), [*filter(None, addresses), "127.0.0.1"], 0)
         told = json.dumps([f"{server.host}:{server.port}", secrets.token_hex(32)]).encode()
         message[: len(told)] = torch.tensor(list(told), dtype=torch.uint8)
         with suppress(RuntimeError):  # a rank is gone: the roll call names it
@@ -197,18 +203,21 @@ def _reach(
         raise RunError(f"{silence} ({_first_line(error)}); {advice}") from error
 
 
-def _serve(me: str, addresses: Sequence[str], port: int, timeout_s: float) -> TCPStore:
+@cache
+def _serve_to_the_end(me: str, address: str, port: int) -> TCPStore:
+    return _serve(me, [address], port)
+
+
+def _serve(me: str, addresses: Sequence[str], port: int) -> TCPStore:
     """Host a store only at the first of these addresses that this machine has; port 0 takes a free one."""
     try:
         listener = _listen(addresses, port)
         address, port = listener.getsockname()[:2]
-        limit = timedelta(seconds=timeout_s)
         descriptor = listener.detach()
         return TCPStore(
             address,
             port,
             is_master=True,
-            timeout=limit,
             wait_for_workers=False,
             master_listen_fd=descriptor,
             use_libuv=False,  # with libuv, torch 2.4 does not accept a descriptor

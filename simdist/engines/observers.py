@@ -6,7 +6,7 @@ and no engine. A new observer is a subclass of `Observer`.
 
 from abc import ABC, abstractmethod
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,7 +137,7 @@ class StepSeconds(Observer[_Times]):
         seeds = run.delays.seeds
         if run.has_late:
             return side_by_side([break_down(run.trace(seed)) for seed in seeds]).step_s
-        makespan_s = run.tell(_LastEnds, seeds, each_rank=False).makespan_s()
+        makespan_s = run.tell(_LastEnds, seeds).makespan_s()
         return np.broadcast_to(makespan_s / run.plan.n_steps, (len(seeds),)).copy()
 
     def by_kinds(self, run: "KindsRun") -> _Times:
@@ -173,6 +173,8 @@ class FirstRank(Observer[tuple[_Times, _Times]]):
 
 class _LastEnds:
     """Keeps when the last operation of each lane ended, of each rank or packed."""
+
+    only_ends: ClassVar[bool] = True
 
     def __init__(self, n_ranks: int, n_seeds: int) -> None:
         self._n_seeds = n_seeds

@@ -436,39 +436,43 @@ class Recurrence:
         maximum: Callable[..., Times] = _maximum if self._packs else np.maximum
         add: Callable[..., Times] = _add if self._packs else np.add
         tell = self._tell
+        lasts = _LastsOfGroups() if self._packs else None
+        only_ends = self._observer is not None and self._observer.only_ends
         durations = self._durations
         feed = self._feed
         outs = repeat(None, len(program)) if self._table is None else self._table[index : index + len(program)]
         for at, (instruction, out) in enumerate(zip(program, outs, strict=True), index):
             template, first, others, seconds, meeting, freed = instruction
             ready = rows[first]
-            for other in others:
-                ready = maximum(ready, rows[other])
+            starts: Times | None = None
+            if lasts is not None and meeting is not None and not meeting.segments:
+                starts = reduce(np.maximum, [lasts.of(meeting, rows[row]) for row in (first, *others)])
+            if starts is None or not only_ends:
+                for other in others:
+                    ready = maximum(ready, rows[other])
             if durations is not None:
                 ready, seconds = _given(durations, at, template, ready)
             start = ready
             if meeting is not None and meeting.first_come is not None:
                 end = self._take_first(meeting, meeting.first_come, program, rows, index, step, at - index)
-                if out is not None:
-                    out[...] = end
             elif meeting is not None:
-                start, end = self._meet(meeting, seconds, ready, out, at, step + template.step)
+                start, end = self._meet(meeting, seconds, ready, starts, out, at, step + template.step)
             elif feed is not None and isinstance(template.op, Delay):
                 delay_s = feed.delay(template.op, step + template.step, self._kept[0].step)
                 end = add(ready, delay_s if seconds is None else delay_s * seconds, out)
             elif seconds is not None:
                 end = add(ready, seconds, out)
+                if lasts is not None:
+                    lasts.follow(ready, seconds, end)
             elif isinstance(template.op, Tick):
                 written = reduce(maximum, (rows[other] for other in others), self._zero)
                 end = _until_tick(unpacked(ready, len(written)), tick_s(written, template.op.period_s), out)
             else:
                 end = ready
-                if out is not None:
-                    out[...] = ready
             if outside is not None and is_passed_over(template.op, _BY_TIME):
                 end = np.where(outside, ready, end)
-                if out is not None:
-                    out[...] = end
+            if out is not None and end is not out:
+                out[...] = end
             rows.append(end)
             if tell is not None:
                 tell(at, template, ready, start, end)
@@ -508,14 +512,31 @@ class Recurrence:
         return end
 
     def _meet(
-        self, meeting: GroupMeeting, seconds: _Seconds, ready: Times, out: Times | None, index: int, step: int
+        self,
+        meeting: GroupMeeting,
+        seconds: _Seconds,
+        ready: Times,
+        starts: Times | None,
+        out: Times | None,
+        index: int,
+        step: int,
     ) -> tuple[Times, Times]:
         """Start each group with its last member; return starts (unless only ends are kept) and ends.
+
+        Args:
+            meeting: The operation.
+            seconds: Its seconds.
+            ready: When the members are ready, `[world_size, n]` or packed.
+            starts: When the last member of each group is ready, if that is known: `ready` may then be too early.
+            out: Receives the ends, if they are kept in a table.
+            index: Of the instance.
+            step: Its step.
 
         Raises:
             _GoBackError: An instance before this one has another end now.
         """
-        starts = meeting.last_of_groups(ready)
+        if starts is None:
+            starts = meeting.last_of_groups(ready)
         if self._durations is not None:
             start = meeting.of_ranks(starts)
             return start, start if seconds is None else start + seconds
@@ -537,6 +558,37 @@ class Recurrence:
             return meeting.of_ranks(starts), meeting.of_ranks(ends)
         out.reshape(meeting.shape)[...] = ends
         return ready, out
+
+
+class _LastsOfGroups:
+    """When the last members of groups are ready, for a row of times and for rows that add the same seconds to all.
+
+    The last member stays the last, also after rounding. So a maximum is found once for a chain of operations.
+    """
+
+    __slots__ = ("_lasts", "_row")
+
+    def __init__(self) -> None:
+        self._row = _FREED
+        self._lasts: dict[tuple[int, int, int, int], Times] = {}  # by the shape of the groups
+
+    def of(self, meeting: GroupMeeting, row: Times) -> Times:
+        """Return what `GroupMeeting.last_of_groups` does."""
+        if row is self._row and meeting.shape in self._lasts:
+            return self._lasts[meeting.shape]
+        found = meeting.last_of_groups(row)
+        if found.size < row.size:  # else it is no work
+            if row is not self._row:
+                self._row = row
+                self._lasts = {}
+            self._lasts[meeting.shape] = found
+        return found
+
+    def follow(self, row: Times, seconds: Times, end: Times) -> None:
+        """Go on to a row that has come from another by adding seconds."""
+        if row is self._row and (seconds.ndim == 0 or len(seconds) == 1):
+            self._row = end
+            self._lasts = {shape: last + seconds for shape, last in self._lasts.items()}
 
 
 def _last(of_members: Times, size: int) -> Times:
@@ -627,7 +679,7 @@ def _added(price: Price) -> tuple[_Seconds, GroupMeeting | None]:
 class _DelayFeed:
     """Takes delays from their source in chunks that stay small for any number of ranks and seeds."""
 
-    _CHUNK_VALUES = 4_000_000
+    _CHUNK_VALUES = 1_000_000  # 8 MB
 
     def __init__(self, source: DelaySource, n_steps: int) -> None:
         self._source = source

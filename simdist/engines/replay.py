@@ -15,6 +15,7 @@ Source:
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,6 +122,8 @@ def replayed_step_end_s(
 
 class _StepEnds:
     """Keeps the end of each step. A stream runs in order, so only its last operation of a step counts."""
+
+    only_ends: ClassVar[bool] = True
 
     def __init__(self, plan: Plan, n_variants: int) -> None:
         lengths = [len(body) for body in plan.bodies]

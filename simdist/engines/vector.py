@@ -13,7 +13,7 @@ rules this engine out.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, reduce
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -106,7 +106,14 @@ class VectorRun:
         trace = Trace(plan, ready_s, start_s, end_s, source="simulated by fast", links=links, late=recurrence.late)
         return ended_with_its_last_result(trace)
 
-    def tell(self, collector_of: _CollectorOf[_CollectorT], seeds: Sequence[int], *, each_rank: bool) -> _CollectorT:
+    def tell(
+        self,
+        collector_of: _CollectorOf[_CollectorT],
+        seeds: Sequence[int],
+        *,
+        each_rank: bool = False,
+        estimates: bool = False,
+    ) -> _CollectorT:
         """Return a collector that was told the times of every instance.
 
         Memory is that of a few steps, whatever the number of steps.
@@ -115,27 +122,11 @@ class VectorRun:
             collector_of: Makes it, given the ranks and the seeds of the times. One rank may stand for all.
             seeds: Some of the seeds.
             each_rank: Whether it needs each rank and seed.
+            estimates: Whether to estimate times, as if no transfer slowed down another.
 
         Raises:
             UnforeseenError: See `trace`.
         """
-        return self._tell(collector_of, seeds, each_rank=each_rank)
-
-    def meeting(self) -> str | None:
-        """Return where operations of several lanes meet on a link, or too many transfers; None if nowhere.
-
-        Times are estimates: no transfer slows down another.
-        """
-        try:
-            for seeds in self.batches():
-                self._tell(_Deaf, seeds, each_rank=False, estimates=True)
-        except UnforeseenError as error:
-            return str(error)
-        return None
-
-    def _tell(
-        self, collector_of: _CollectorOf[_CollectorT], seeds: Sequence[int], *, each_rank: bool, estimates: bool = False
-    ) -> _CollectorT:
         plan = self.plan
         costs = self._costs
         n = len(seeds)
@@ -149,6 +140,18 @@ class VectorRun:
         recurrence = Recurrence(plan, n, of_one or prices, delays=source, observer=collector, n_ranks=n_ranks)
         recurrence.run(stretches(plan), self._report(seeds))
         return collector
+
+    def meeting(self) -> str | None:
+        """Return where operations of several lanes meet on a link, or too many transfers; None if nowhere.
+
+        Times are estimates: no transfer slows down another.
+        """
+        try:
+            for seeds in self.batches():
+                self.tell(_Deaf, seeds, estimates=True)
+        except UnforeseenError as error:
+            return str(error)
+        return None
 
     def _report(self, seeds: Sequence[int]) -> Callable[[int], None] | None:
         """Return what turns steps of some seeds into steps of all."""
@@ -191,6 +194,8 @@ def _of_one_rank(plan: Plan, prices: Mapping[Op, Price]) -> dict[Op, Price] | No
 
 class _Deaf:
     """A collector that keeps nothing."""
+
+    only_ends: ClassVar[bool] = True
 
     def __init__(self, n_ranks: int, n_seeds: int) -> None:
         pass

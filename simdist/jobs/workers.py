@@ -5,6 +5,7 @@ worker that does not respond. A dead worker is replaced automatically.
 """
 
 import ctypes
+import gc
 import math
 import multiprocessing
 import os
@@ -19,6 +20,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Protocol, TypeVar, final
 
 from simdist.errors import RunError
+
+_COLLECT_AFTER = 100_000  # objects; Python's default is 700, and imports make many that stay
 
 #: Hint for a script with a `LocalPool`.
 GUARD = "write `if __name__ == '__main__':` above what runs the sweep, and indent that"
@@ -184,6 +187,7 @@ def _shielded() -> Iterator[None]:
 def _initialize(up_s: ctypes.c_double) -> None:
     """Leave Ctrl-C to the parent, end with it, even if it is killed, and report when this process had started."""
     up_s.value = time.monotonic()
+    gc.set_threshold(_COLLECT_AFTER)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

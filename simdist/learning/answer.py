@@ -18,6 +18,7 @@ from simdist.studies.columns import (
     SCHEDULE,
     STEP_TIME,
     Column,
+    ends_of,
     factor_with_interval,
     frame_of_records,
     seconds_with_interval,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-_PAIRS = {"final_ranks": "final_ranks_ci95"}  # split in frames as intervals are
+_ENDS = "final_ranks"  # two numbers, which are two columns of frames
 _WIDTH = 120  # of sentences
 _MEANING = (
     "Drift: largest distance of the ranks' parameters from their average at an evaluation; averaging there lowers the "
@@ -124,6 +125,10 @@ def learning_text(document: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def _cells(key: str, value: Any) -> dict[str, object]:
+    return ends_of(key, value) if key == _ENDS else {key: value}
+
+
 def learned_sentences(document: Mapping[str, Any]) -> list[str]:
     """Return what the columns of a `learning_document` mean, then the verdict of a search."""
     verdict = document.get("verdict")
@@ -195,7 +200,10 @@ class LearnedSchedules(list[Learned]):
 
         The ends of an interval such as `step_s_ci95`, and the two numbers of `final_ranks`, are two columns each.
         """
-        rows = ({_PAIRS.get(key, key): value for key, value in row.items()} for row in self.records())
+        rows = [
+            {name: cell for key, value in row.items() for name, cell in _cells(key, value).items()}
+            for row in self.records()
+        ]
         return with_remarks(frame_of_records(rows), self.remarks if self else ())
 
     def plot(self) -> "Figure":

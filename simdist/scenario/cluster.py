@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from simdist.plan.group import MAX_WORLD_SIZE
 from simdist.scenario.effects import WITHOUT_DATA, Uses
+from simdist.scenario.gpus import Generation, generation_of
 from simdist.scenario.link import Link
 from simdist.scenario.uncertain import Range, check_ranges
 from simdist.settings.base import Fault, Settings, SettingsGroup, refuse
@@ -33,6 +34,7 @@ _MAX_STORAGE_SERVERS = 1_000_000
 _SEEK_S = 1e-3  # heads that move take longer, flash is faster: 4.16 ms and 70 us (Seagate Exos X18, Samsung PM9A3)
 _MOST_NICS = 4  # of a GPU: AWS p5 has 32 for 8
 _OF_RDMA_S = 8e-6  # a hop takes 2.9 us (InfiniBand) to 5.7 us (RoCE), over TCP 30 us
+_OLDEST_OF_NCCL = 7.0  # tuning.cc: its tables begin with Volta
 _MAX_GPUS_OF_HOST = 16  # DGX-2; 8 from A100 on
 _MAX_GPUS_OF_DOMAIN = 72  # NVIDIA GB200 NVL72
 
@@ -44,7 +46,7 @@ class Device(Settings):
     """One GPU.
 
     Args:
-        name: For people.
+        name: For people. Without `compute_capability`, it tells the generation.
         memory_nbytes: Bytes of its memory that a job can use, for a warning if a schedule needs more; unlimited if
             absent.
         memory_bandwidth_Bps: Bytes per second that elementwise work moves; unlimited if absent.
@@ -52,7 +54,7 @@ class Device(Settings):
         peak_flops: FLOP per second by precision, for workloads that state FLOPs instead of seconds; one value is fp32.
         speed: Factor on the speed of compute; 0.5 takes twice the time.
         compute_capability: As CUDA has it, such as 8.0 for an A100: of GPUs joined by NVLink, NCCL's protocols by
-            generation. If absent, NCCL's rings are perfect pipelines over the cluster's links.
+            generation. If absent or below 7.0, NCCL's rings are perfect pipelines over the cluster's links.
         orthonormalize_s: Seconds to make one column of a factor orthogonal to those before, and of length 1; if absent
             as memory traffic alone.
     """
@@ -63,8 +65,19 @@ class Device(Settings):
     host_bandwidth_Bps: BytesPerSecond = math.inf
     peak_flops: Peak = Peak()
     speed: Factor = 1.0
-    compute_capability: Annotated[Factor, Field(ge=7, lt=20)] | None = None
+    compute_capability: Annotated[Factor, Field(ge=3, lt=20)] | None = None
     orthonormalize_s: Annotated[Seconds | None, Field(exclude_if=lambda seconds: seconds is None)] = None
+
+    @property
+    def generation(self) -> Generation | None:
+        """The class of the GPU among published rows; None if nothing is known of it."""
+        return generation_of(self.name, self.compute_capability)
+
+    @property
+    def nccl_capability(self) -> float | None:
+        """Its compute capability where NCCL's protocols by generation are known; else None."""
+        capability = self.compute_capability
+        return None if capability is None or capability < _OLDEST_OF_NCCL else capability
 
 
 class Selection(Settings):
@@ -320,7 +333,8 @@ class ClusterCollectives(SettingsGroup):
         in_switch_reduction: Whether the switches of the fabric reduce (NVSwitch from Hopper on), and NCCL lets them.
         chunkwise: With gloo, members of a ring begin when they come and end when their own segments are through;
             without, they begin with the last and end together.
-        overhead_s: Seconds that a collective takes besides its messages: launch, and waking up its members.
+        overhead_s: Seconds that a collective takes besides its messages: launch, waking up its members, and the host's
+            time per call if the program waits for each result.
         launch_s: Seconds in which the thread of a process that drives all GPUs of a node launches a collective on one
             of them (`all_reduce_perf -g 8`); 0 with a process for each GPU.
     """
@@ -488,6 +502,12 @@ class Cluster(Settings):
             reason = f"it models rings of gloo only, and library is {library}"
             yield f"cluster.collectives.chunkwise has no effect: {reason}"
 
+    @property
+    def has_unknown_gpus(self) -> bool:
+        """Whether it names GPUs of which nothing is known, so that no interval contains the errors of a prediction."""
+        is_known = not self.device.name or self.device.generation is not None
+        return not is_known and self.collectives.library != "gloo"
+
     def _faults(self) -> list[Fault]:
         if self.world_size > MAX_WORLD_SIZE:
             product = f"{self.nodes} nodes x {self.gpus_per_node} GPUs are {self.world_size} ranks"
@@ -524,7 +544,7 @@ class Cluster(Settings):
         """Yield what is wrong with the GPUs that the fabric joins."""
         joined = self.topology.nodes_per_domain
         n_gpus = self.gpus_per_node * min(self.nodes, joined)
-        if self.device.compute_capability and self.gpus_per_node > _MAX_GPUS_OF_HOST:
+        if self.device.nccl_capability and self.gpus_per_node > _MAX_GPUS_OF_HOST:
             yield (
                 ("gpus_per_node",),
                 f"{self.gpus_per_node} GPUs: no machine joins more than {_MAX_GPUS_OF_HOST} by NVLink. A GB200 NVL72 "
@@ -539,7 +559,7 @@ class Cluster(Settings):
                 f"{self.nodes} nodes are no whole number of domains of {joined} nodes: write a "
                 f"multiple, or at most {joined}",
             )
-        elif self.device.compute_capability and joined > 1 and n_gpus > _MAX_GPUS_OF_DOMAIN:
+        elif self.device.nccl_capability and joined > 1 and n_gpus > _MAX_GPUS_OF_DOMAIN:
             yield (
                 ("topology", "nodes_per_domain"),
                 f"{n_gpus} GPUs in a domain: no times of more than {_MAX_GPUS_OF_DOMAIN} are published: write fewer",

@@ -514,7 +514,7 @@ class Scenario(Settings):
                 which = "what is staged in stays, and nothing else" if is_staged else "nothing"
                 yield f"input.data.eviction has no effect: {which} that is kept has a capacity"
         ranges = {*cluster.uncertain, *(path.removeprefix("cluster.") for path in self.uncertain)}
-        is_nccl = cluster.collectives.library != "gloo" and cluster.device.compute_capability is not None
+        is_nccl = cluster.collectives.library != "gloo" and cluster.device.nccl_capability is not None
         if "fabric.latency" in ranges and is_nccl:
             own = "has no effect on NCCL's rings and trees: they have NCCL's own hops"
             yield f"the range of cluster.fabric.latency {own}"
@@ -537,7 +537,7 @@ class Scenario(Settings):
         )
         found = (*schedule.unused_settings(job), *schedule.unused_in(job))
         yield from (f"{place} ({schedule.name}) {sentence}" for sentence in found)
-        is_nccl = cluster.collectives.library != "gloo" and cluster.device.compute_capability is not None
+        is_nccl = cluster.collectives.library != "gloo" and cluster.device.nccl_capability is not None
         if is_nccl and schedule.algorithm == "tree":
             yield f"{place}.algorithm tree sends whole buffers along one tree: NCCL's Tree is double_tree"
         is_half = isinstance(schedule, GradientSchedule) and schedule.compression == "fp16"
@@ -698,15 +698,4 @@ def loads(text: str, *, name: str = "<text>", folder: FilePath = FilePath()) -> 
 
 def dump(scenario: Scenario) -> str:
     """Write YAML that loads to an equal scenario without any other file, recordings excepted."""
-    return strict_yaml.dump(_with_numbers_as_keys(scenario.model_dump(mode="json")))
-
-
-def _with_numbers_as_keys(value: object) -> object:
-    """Undo that JSON has only text as keys: `levels: {2: 8}` must not become `levels: {'2': 8}`."""
-    match value:
-        case dict():
-            return {int(key) if key.isdigit() else key: _with_numbers_as_keys(item) for key, item in value.items()}
-        case list():
-            return [_with_numbers_as_keys(item) for item in value]
-        case _:
-            return value
+    return strict_yaml.dump(strict_yaml.with_numbers_as_keys(scenario.model_dump(mode="json")))

@@ -66,7 +66,7 @@ def _recordings(scenario: Scenario) -> Iterator[str]:
 
 
 def unstated(cluster: Cluster, schedules: Iterable[Schedule]) -> list[str]:
-    """List the speeds that default to unlimited: of links between nodes, and of Gram-Schmidt."""
+    """List the speeds that default to unlimited, of links between nodes and of Gram-Schmidt, and GPUs without rows."""
     network = cluster.network
     is_stated = "efficiency" in network.model_fields_set or math.isinf(network.bandwidth_Bps)
     found = []
@@ -78,6 +78,11 @@ def unstated(cluster: Cluster, schedules: Iterable[Schedule]) -> list[str]:
         )
     if cluster.device.orthonormalize_s is None and any(each.orthonormalizes for each in schedules):
         found.append(_UNSTATED_FACTORS)
+    if cluster.has_unknown_gpus and cluster.uncertain:
+        found.append(
+            f"cluster.device.name {cluster.device.name}: nothing published is about such GPUs, so there are no "
+            f"intervals: write cluster.device.compute_capability if they are NVIDIA's"
+        )
     return found
 
 

@@ -106,7 +106,8 @@ class Gains:
 
         Columns:
             schedule (str): Label.
-            step_s, speedup, speedup_low, speedup_high, gradients_used (float64): As in "The gain of a schedule".
+            step_s, speedup, gradients_used (float64): As in "The gain of a schedule".
+            speedup_ci95_low, speedup_ci95_high (float64): The ends of its `speedup_95`.
             engine (str): `fast` or `des`; empty for the baseline.
         """
         base = Gain(self.baseline, self.baseline_step_s, 1.0, None, "")

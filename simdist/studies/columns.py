@@ -4,7 +4,6 @@ Every table that shows the step time, the speed-up or the states of `simdist.tra
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from simdist.errors import require
@@ -154,8 +153,10 @@ STEP_TIME: Column = Column("step time", "step_s", "step_s_ci95", form=seconds_wi
 SPEEDUP: Column = Column("speed-up", "speedup", "speedup_ci95", form=factor_with_interval)
 #: The same where something is uncertain.
 IN_RANGES: tuple[Column, ...] = (
-    Column("step time", "step_s", "step_s_lo", "step_s_hi", form=partial(in_range, form=format_seconds)),
-    Column("speed-up", "speedup", "speedup_lo", "speedup_hi", form=in_range),
+    Column(
+        "step time", "step_s", "step_s_range90", form=lambda center, ends: in_range(center, *ends, form=format_seconds)
+    ),
+    Column("speed-up", "speedup", "speedup_range90", form=lambda center, ends: in_range(center, *ends)),
 )
 #: The same where there is one run, without an interval.
 PLAIN_STEP_TIME: Column = Column("step time", "step_s", form=seconds)
@@ -165,11 +166,11 @@ STATE_COLUMNS: tuple[Column, ...] = tuple(Column(state, f"{state}_s", form=secon
 ENGINE: Column = Column("engine")
 
 
-_INTERVAL = "_ci95"  # ends the names of 95 % intervals
+_INTERVALS = ("_ci95", "_range90")  # end the names of intervals: over seeds, and with uncertain values
 
 
 def frame_of_records(records: Iterable[Mapping[str, Any]]) -> "pd.DataFrame":
-    """Return records as a pandas frame; an interval such as `step_s_ci95` becomes `step_s_low` and `step_s_high`.
+    """Return records as a pandas frame; `step_s_ci95` becomes `step_s_ci95_low` and `step_s_ci95_high`.
 
     A column without any value is one of numbers, all NaN.
 
@@ -188,10 +189,15 @@ def _flat(record: Mapping[str, Any]) -> dict[str, object]:
     """Return a record with each interval in two cells."""
     flat: dict[str, object] = {}
     for key, cell in record.items():
-        if key.endswith(_INTERVAL):
-            low, high = cell or (None, None)
-            flat[key.replace(_INTERVAL, "_low")] = low
-            flat[key.replace(_INTERVAL, "_high")] = high
-        else:
-            flat[key] = cell
+        flat |= ends_of(key, cell) if key.endswith(_INTERVALS) else {key: cell}
     return flat
+
+
+def ends_of(name: str, interval: tuple[float, float] | None) -> dict[str, object]:
+    """Return the two columns of an interval, or of other ends.
+
+    >>> ends_of("step_s_ci95", (0.1, 0.2))
+    {'step_s_ci95_low': 0.1, 'step_s_ci95_high': 0.2}
+    """
+    low, high = interval or (None, None)
+    return {f"{name}_low": low, f"{name}_high": high}

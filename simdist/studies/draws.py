@@ -67,7 +67,7 @@ def with_draws(
         quiet: Where ranks of each kind are simulated one by one, leave out random disturbances that are not uncertain.
             This is far less work: steps then differ by their prices only, and so do draws, up to second order.
     """
-    if not (scenario.is_of_machines or doubts):
+    if doubts is None and (scenario.cluster.has_unknown_gpus or not scenario.is_of_machines):
         return measured
     from simdist.studies import uncertainty
     from simdist.studies.published_errors import doubted, doubts_of

@@ -58,8 +58,6 @@ _MEASURE: dict[_Kind, str] = {
     "storage": "MB/s and files/s of the storage, e.g. with real.calibrate --data",
     "input": "samples/s of one machine with its data, and with data that are in memory",
 }
-_BY_NAME = {"K80": "pascal", "P100": "pascal", "V100": "volta", "T4": "volta", "A100": "ampere", "H100": "hopper"}
-_BY_NAME |= {"MI250X": "mi250x", "MI300X": "mi300x"}
 _OF_COMPUTING = ("batch", "machine", "machines", "input")
 _CALIBRATED = "real.calibrate"  # measures both links; one that its line meets has no range
 _OF_PCIE_BPS = 64e9  # PCIe 5.0 x16 has 63 GB/s; NVLink 1 has 80
@@ -140,7 +138,7 @@ def doubts_of(scenario: Scenario, table: _Table | None = None) -> tuple[Doubt, .
         table: Distributions instead of those of `published_errors.json`.
     """
     cluster = scenario.cluster
-    hardware = generation(cluster)
+    hardware = cluster.device.generation
     if hardware is None or not scenario.is_of_machines:
         return ()
     return kinds_of_step(scenario, hardware, of_published_rows() if table is None else table)
@@ -154,7 +152,7 @@ def kinds_of_step(scenario: Scenario, hardware: str, table: _Table) -> tuple[Dou
     if scenario.workload.batch_over_measured != 1:
         found.append(batch_doubt(table, scenario.workload))
     lost = _lost(scenario)
-    n_measured = scenario.workload.measured_ranks
+    n_measured = _measured_ranks(scenario)
     if n_measured < cluster.gpus_per_node and lost is not None and not scenario.imported:
         found.append(replace(_training_doubt(table, "machine", *of_training), known=lost))
     if cluster.n_domains > 1 and n_measured < cluster.world_size and not scenario.imported:
@@ -172,20 +170,29 @@ def kinds_of_step(scenario: Scenario, hardware: str, table: _Table) -> tuple[Dou
 
 
 def _lost(scenario: Scenario) -> float | None:
-    """Return the share that a machine is stated to lose; None if its rate or a range of the loss is known."""
-    of = [each for each in scenario.disturbances if isinstance(each, Interference)]
-    has_range = any(path.endswith(".lost") for path in scenario.uncertain)
-    if has_range or any(each.machine_samples_per_s for each in of):
+    """Return the share that a machine is stated to lose; None if a range of the loss is known."""
+    if any(path.endswith(".lost") for path in scenario.uncertain):
         return None
-    return math.fsum(lost_share(scenario, each) for each in of)
+    return math.fsum(lost_share(scenario, each) for each in _interference(scenario))
+
+
+def _interference(scenario: Scenario) -> list[Interference]:
+    return [each for each in scenario.disturbances if isinstance(each, Interference)]
+
+
+def _measured_ranks(scenario: Scenario) -> int:
+    """Return the GPUs that were measured together: at the workload's utilization, or at a rate."""
+    per_node = scenario.cluster.gpus_per_node
+    of_rates = [each.rate_ranks or per_node for each in _interference(scenario) if each.machine_samples_per_s]
+    return max(scenario.workload.measured_ranks, *of_rates, 1)
 
 
 def _is_measured(cluster: Cluster, kind: Literal["fabric", "network"]) -> bool:
     """Tell whether published rows say nothing of a link: it is measured or ideal, or the library is not NCCL."""
     link = cluster.fabric if kind == "fabric" else cluster.network
     efficiency = cluster.uncertain.get(f"{kind}.efficiency")
-    is_calibrated = any(each.source.startswith(_CALIBRATED) for each in cluster.uncertain.values())
     is_told = efficiency is not None and efficiency.source.startswith(CALIBRATED)
+    is_calibrated = any(each.source.startswith(_CALIBRATED) for each in cluster.uncertain.values())
     is_measured = is_calibrated or is_told or link.table is not None
     return is_measured or link == Link.ideal() or not cluster.collectives.library.startswith("nccl")
 
@@ -196,14 +203,6 @@ def _is_storage_measured(scenario: Scenario) -> bool:
     paths = (*scenario.uncertain, *(f"cluster.{path}" for path in scenario.cluster.uncertain))
     has_range = any(path.startswith("cluster.storage.") for path in paths)
     return has_range or (storage is not None and _CALIBRATED in storage.source)
-
-
-def generation(cluster: Cluster) -> str | None:
-    """Return the generation of the GPUs as rows have it; None if it is not known."""
-    capability = cluster.device.compute_capability
-    if capability is None:
-        return next((each for name, each in _BY_NAME.items() if name in cluster.device.name), None)
-    return "volta" if capability < 8 else "ampere" if capability < 9 else "hopper"
 
 
 def precision(workload: Workload) -> str:

@@ -86,7 +86,7 @@ class ValidatedRun:
             source, simulated_by (str): Program that measured, engine that simulated.
             steps, world_size (int): Compared steps, ranks.
             simulated_s, measured_s, error (float): Makespans and their error.
-            simulated_s_lo, simulated_s_hi (float): With `uncertain` values: ends of the 90 % interval.
+            simulated_s_range90 (list): With `uncertain` values: `[low, high]`, the 90 % interval.
             kinds (list): "A kind of operation, simulated and measured".
             injections (list): "Injected delays".
             blames (list): "The blame of a rank".
@@ -109,7 +109,7 @@ class ValidatedRun:
             "simulated_by": self.simulated.source,
             "world_size": self.run.plan.world_size,
             **picked(found, "source", *_FOUND, steps="n_steps"),
-            **(dict(zip(("simulated_s_lo", "simulated_s_hi"), self.range_s, strict=True)) if self.range_s else {}),
+            **({"simulated_s_range90": self.range_s} if self.range_s else {}),
             **{name: [asdict(part) for part in getattr(found, name)] for name in ("kinds", "injections", "blames")},
             **({"links": [asdict(link) for link in found.links]} if found.links else {}),
         }

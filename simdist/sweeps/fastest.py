@@ -8,7 +8,7 @@ from simdist.studies.measuring import ScheduleTimes
 from simdist.sweeps.table import Columns, ResultRow, Table, columns
 
 _KEPT = {"folder", "point", "case", "source", "schedule", "kind", "seeds"} | {
-    f"{name}{end}" for name in ("step_s", "speedup") for end in ("", "_low", "_high")
+    f"{name}{end}" for name in ("step_s", "speedup") for end in ("", "_ci95_low", "_ci95_high")
 }
 
 
@@ -61,8 +61,8 @@ def fastest_columns(table: Table, found: Sequence[Fastest]) -> Columns:
     Columns:
         schedules (int): Schedules at the point.
         next (str): Label of the second.
-        lead, lead_low, lead_high (float or null): Step time of the second / of the fastest, and its 95 % confidence
-            interval.
+        lead (float or null): Step time of the second / of the fastest.
+        lead_ci95_low, lead_ci95_high (float or null): Its 95 % confidence interval.
         clear (bool or null): All its leads at the point have intervals above 1.
 
     Args:
@@ -75,7 +75,7 @@ def fastest_columns(table: Table, found: Sequence[Fastest]) -> Columns:
         "schedules": [each.n_schedules for each in found],
         "next": [each.next_one for each in found],
         "lead": [each.lead for each in found],
-        "lead_low": [low for low, _ in intervals],
-        "lead_high": [high for _, high in intervals],
+        "lead_ci95_low": [low for low, _ in intervals],
+        "lead_ci95_high": [high for _, high in intervals],
         "clear": [each.is_clear for each in found],
     }

@@ -53,8 +53,8 @@ def frame(*folders: str | Path, baseline: str | None = None) -> "pd.DataFrame":
 
     Columns:
         point, case, and a column for each field that is varied, in SI units; source, schedule, kind; step_s, speedup
-        (both with `_low` and `_high`, the 95 % interval over seeds), compute_s, comm_s, wait_s, io_s, host_s; engine,
-        seeds; failed and error, empty where nothing failed. The data dictionary has all.
+        (both with `_ci95_low` and `_ci95_high`, the interval over seeds), compute_s, comm_s, wait_s, io_s, host_s;
+        engine, seeds; failed and error, empty where nothing failed. The data dictionary has all.
 
     Raises:
         ScenarioError: A folder holds neither a sweep nor runs.
@@ -259,9 +259,9 @@ def _completed(result: ResultRow, record: Mapping[str, Any], path: Path) -> Resu
 
 def _with_chance(measured: ScheduleTimes, parts: Mapping[str, Any]) -> ScheduleTimes:
     """Return times with the corrections of a record, if it has any."""
-    run_s = _array(parts["run_s"]) if "run_s" in parts else None
+    uncorrected = replace(measured, step_s=_array(parts["run_s"])) if "run_s" in parts else None
     unseen_s = parts.get("unseen_s", 0.0)
-    return replace(measured, run_s=run_s, unseen_s=math.inf if unseen_s is None else float(unseen_s))
+    return replace(measured, uncorrected=uncorrected, unseen_s=math.inf if unseen_s is None else float(unseen_s))
 
 
 def _array(seconds: Sequence[float]) -> NDArray[np.float64]:

@@ -12,6 +12,7 @@ from simdist.errors import SimdistError, require
 from simdist.scenario import strict_yaml
 from simdist.settings.base import plural
 from simdist.studies import facets
+from simdist.studies.columns import ends_of
 from simdist.studies.comparison import Row, find_label, row, too_few_seeds
 from simdist.studies.known_delays import Chances, chance_remarks
 from simdist.studies.measuring import ScheduleTimes
@@ -246,8 +247,8 @@ def values_of(result: ResultRow, varied: Sequence[str]) -> dict[str, object]:
         run (str): Of runs: directory, relative to the folder.
         schedule, kind (str): Label and kind.
         speedup (float or null): Over the baseline, at the same point.
-        step_s_low, step_s_high, speedup_low, speedup_high (float or null): 95 % confidence intervals over seeds, if
-            several.
+        step_s_ci95_low, step_s_ci95_high, speedup_ci95_low, speedup_ci95_high (float or null): 95 % confidence
+            intervals over seeds, if several.
         step_s, compute_s, comm_s, wait_s, io_s, host_s (float or null): Times per step.
         staging_s, epoch_first_s, epoch_last_s (float or null): With a data set: staging, the first and the last epoch.
         gradients_used (float or null): Share of batches used.
@@ -309,8 +310,7 @@ def text_of(value: object) -> str:
 
 def _with_interval(name: str, found: tuple[float, Interval | None] | None) -> dict[str, object]:
     value, interval = found or (None, None)
-    low, high = interval or (None, None)
-    return {name: value, f"{name}_low": low, f"{name}_high": high}
+    return {name: value} | ends_of(f"{name}_ci95", interval)
 
 
 def written_text(choice: Choice) -> str:

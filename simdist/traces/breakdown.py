@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +58,12 @@ class Collector(Protocol):
     """Receives the times of each instance, in program order, each `[world_size, n_seeds]` or packed.
 
     Packed times `[n, n_seeds]` are those of n blocks of ranks, which follow one another and are alike: see `unpacked`.
+
+    Attributes:
+        only_ends: Whether it needs no other times. They may then be too early, which is less work.
     """
+
+    only_ends: ClassVar[bool]
 
     def add(self, index: int, template: Template, ready_s: _Times, start_s: _Times, end_s: _Times) -> None:
         """Take the times of instance `index`."""
@@ -361,6 +366,8 @@ class Attribution:
     simulation. On real hardware it may start later. `held` names links that held instances up.
     """
 
+    only_ends: ClassVar[bool] = False
+
     def __init__(self, world_size: int, n_seeds: int, *, on_time: bool = True, held: HeldUp | None = None) -> None:
         self._on_time = on_time
         self._held = held
@@ -385,7 +392,7 @@ class Attribution:
         if kind == "comm" and lane.name != COMM.name and not now.has_several:
             now.begin_several(n_ranks)
         now.last_end_s[lane.name] = end_s
-        is_packed = len(end_s) != n_ranks or len(start_s) != n_ranks or len(ready_s) != n_ranks
+        is_packed = n_ranks > 1 and not len(end_s) == len(start_s) == len(ready_s) == n_ranks
         if is_packed and (kind != "comm" or now.has_several or self._batch or self._held):
             ready_s, start_s, end_s = (unpacked(each, n_ranks) for each in (ready_s, start_s, end_s))
         if kind == "compute":

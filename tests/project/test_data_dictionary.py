@@ -342,6 +342,11 @@ def of_sweeps(study: Study, folder: Path) -> dict[str, Found]:
     dropping = write(folder / "dropping.yaml", "{scenario: drops.yaml, baseline: local_sgd, vary: {steps: [4]}}")
     write(folder / "drops.yaml", DROPPING)
     result("sweep", dropping, "-o", folder / "dropped", "--workers", 0)
+    sharded = write(folder / "shards.yaml", "{scenario: shared.yaml, baseline: fsdp, vary: {seed: [0, 1]}}")
+    write(folder / "shared.yaml", SHARDED)
+    result("sweep", sharded, "-o", folder / "shards", "--workers", 0)
+    remarks = result("results", folder / "shards")["remarks"]
+    kept = [line for name in ("sweep", "dropped", "shards") for line in lines(folder / name / "rows.jsonl")]
     alone, both = (result("results", *folders) for folders in ([done], [done, study.runs, folder / "dropped"]))
     fastest = keys(result("results", done, "--fastest")["rows"])
     varied = {"cluster.nodes", "workload.batch_size", "steps"}
@@ -352,7 +357,9 @@ def of_sweeps(study: Study, folder: Path) -> dict[str, Found]:
         "A point of runs": keys(points),
         "The header of a design": keys(lines(done / "design.jsonl")[:1]),
         "A line of the design": keys(lines(done / "design.jsonl")[1:]),
-        "A row as it is stored": keys(lines(done / "rows.jsonl") + lines(folder / "dropped" / "rows.jsonl")),
+        "A row as it is stored": keys(kept),
+        "A remark": keys(remarks),
+        "Remarks as they are stored": keys(lines(done / "remarks.jsonl")),
         "Results": keys([alone, both]),
         "A result": {name: types for name, types in rows.items() if name not in varied},
         "The fastest schedule of a point": {name: types for name, types in fastest.items() if name not in rows},
@@ -633,10 +640,10 @@ def test_frames_that_have_the_columns_of_a_command_have_all_of_them(study: Study
     tables = documented()
     rows = frame(compare(load(study.scenario), baseline="sync+naive", n_seeds=2))
     of_some = {"epochs", "added_s", "links_s", "shares", "late", "gradients_used"}
-    of_some |= {"step_s_lo", "step_s_hi", "speedup_lo", "speedup_hi", "memory_nbytes", "memory_of_nbytes"}
+    of_some |= {"step_s_range90", "speedup_range90", "memory_nbytes", "memory_of_nbytes"}
     of_facets = {"epoch_first_s", "epoch_last_s", "checkpoints_add_s", "links_add_s"}
     pairs = {"step_s_ci95", "speedup_ci95"}
-    ends = {"step_s_low", "step_s_high", "speedup_low", "speedup_high"}
+    ends = {"step_s_ci95_low", "step_s_ci95_high", "speedup_ci95_low", "speedup_ci95_high"}
     assert set(rows.columns) == (tables["A schedule among others"].keys() - of_some - pairs) | of_facets | ends
     assert ends <= tables["A result"].keys()
     kinds = validate(study.trace, study.trace, run_directory.read(study.run).delays).frame()

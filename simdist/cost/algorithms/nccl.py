@@ -184,7 +184,7 @@ def nccl_transfer(
     def estimated_s(candidate: _Candidate) -> float:
         return candidate.estimated.alone_s(capacity_Bps)
 
-    knows_gap = cluster.device.compute_capability is None or not call.topology.network.gap_s
+    knows_gap = cluster.device.nccl_capability is None or not call.topology.network.gap_s
     if knows_gap or call.n_nodes == 1 or not call.nbytes:
         return min(candidates(call.nbytes), key=estimated_s).transfer
     return _chosen_without_gaps(call.nbytes, candidates, estimated_s, capacity_Bps)
@@ -226,7 +226,7 @@ def _candidates(
     call: Call, cluster: Cluster, library: _NcclLibrary, algorithm: _NcclAlgorithm, capacity_Bps: NDArray[np.float64]
 ) -> Iterator[_Candidate]:
     """Yield the transfer by each protocol of each algorithm."""
-    capability = cluster.device.compute_capability
+    capability = cluster.device.nccl_capability
     names = _protocols(call, cluster, library)
     has_trees = call.n_nodes > 1 and isinstance(call.op, AllReduce)
     n_nics = _n_nics(call, cluster)
@@ -278,7 +278,7 @@ def _protocols(call: Call, cluster: Cluster, library: _NcclLibrary) -> tuple[str
     if library == "nccl_simple":
         return ("Simple",)
     is_slingshot = call.n_nodes > 1 and cluster.collectives.transport == "slingshot"
-    if is_slingshot and cluster.device.compute_capability is not None:
+    if is_slingshot and cluster.device.nccl_capability is not None:
         return ("LL", "Simple")
     return ("LL", "LL128", "Simple")
 
@@ -303,7 +303,7 @@ def _n_channels(cluster: Cluster, n_channels: int) -> int:
 
 def _lacks_nvls(call: Call, cluster: Cluster) -> str:
     """Say why the switches cannot reduce a collective; an empty text if they can."""
-    if not cluster.collectives.in_switch_reduction or (cluster.device.compute_capability or 0) < 9:
+    if not cluster.collectives.in_switch_reduction or (cluster.device.nccl_capability or 0) < 9:
         return "nvls needs cluster.collectives.in_switch_reduction, and a device.compute_capability of 9.0 or more"
     if min(map(len, call.by_node())) <= 2:
         return "nvls needs three or more GPUs of each node"

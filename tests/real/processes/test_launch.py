@@ -20,7 +20,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-from processes import places, run, start, torchrun_forks  # noqa: E402
+from processes import places, reserved_port, run, start, torchrun_forks  # noqa: E402
 from timeouts import SOON_S, TIMEOUT_S, await_end  # noqa: E402
 
 from real.processes import heartbeat  # noqa: E402
@@ -43,9 +43,11 @@ def meet(start_timeout_s: float = TIMEOUT_S) -> None:
         print("sum", int(ones[0]), connection.backend, connection.device.type)
 
 
-def meet_twice() -> None:
+def meet_again() -> None:
+    """Rank 0 comes last to the second meeting."""
     meet()
-    os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"
+    if os.environ["RANK"] == "0":
+        time.sleep(0.5)
     meet()
 
 
@@ -116,8 +118,14 @@ def test_ranks_meet_and_reduce_and_part() -> None:
     assert {ending.code for ending in endings.values()} == {0}
 
 
-def test_ranks_meet_again_after_a_restart() -> None:
-    assert [ending.code for ending in run(meet_twice, 2).values()] == [0, 0]
+@pytest.mark.parametrize("host", ["rank 0", "agent"])
+def test_ranks_meet_again(host: str) -> None:
+    with reserved_port() as port:
+        agent = dist.TCPStore("localhost", port, is_master=True, wait_for_workers=False) if host == "agent" else None
+        environ = {"TORCHELASTIC_USE_AGENT_STORE": str(agent is not None)}
+        endings = run(meet_again, 2, port=port, environ=environ)
+    assert [ending.output for ending in endings.values()] == ["sum 2 gloo cpu\n" * 2] * 2
+    assert [ending.code for ending in endings.values()] == [0, 0]
 
 
 def test_missing_variables_are_named_with_the_way_to_start() -> None:

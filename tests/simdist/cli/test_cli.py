@@ -467,8 +467,9 @@ def test_compare_shows_intervals_of_what_is_uncertain_and_what_to_measure(small,
     assert "from cluster.network.latency (10 us to 90 ms, guessed): measure a ping." in sentence
     found = document(capsys, "compare", unsure)
     for row in found["rows"]:
-        assert row["step_s_lo"] <= row["step_s"] < row["step_s_hi"]
-        assert row["speedup_lo"] <= row["speedup"] <= row["speedup_hi"]
+        (low_s, high_s), (low, high) = row["step_s_range90"], row["speedup_range90"]
+        assert low_s <= row["step_s"] < high_s
+        assert low <= row["speedup"] <= high
     expected = [row.document() for row in compare(scenario.load(unsure))]
     assert found["rows"] == json.loads(json.dumps(expected))
 

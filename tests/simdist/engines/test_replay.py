@@ -26,6 +26,8 @@ ARRAYS = ("ready_s", "start_s", "end_s")
 class AllTimes:
     """Keeps ready, start and end of every instance of the only variant."""
 
+    only_ends = False
+
     def __init__(self, plan: Plan) -> None:
         self.times_s = np.empty((3, plan.n_instances, plan.world_size))
 

@@ -60,13 +60,13 @@ def test_comparison_is_a_list_of_rows_with_a_frame_without_tuples(rows) -> None:
     table = rows.frame()
     assert rows == simdist.compare(JOB, n_seeds=3)
     assert not table.map(lambda cell: isinstance(cell, tuple | list | dict)).any(axis=None)
-    assert table.speedup_low[1] == rows[1].speedup_ci95[0]
-    assert table.step_s_high[0] == rows[0].step_s_ci95[1]
+    assert table.speedup_ci95_low[1] == rows[1].speedup_ci95[0]
+    assert table.step_s_ci95_high[0] == rows[0].step_s_ci95[1]
 
 
 def test_frame_of_one_seed_has_no_intervals() -> None:
     table = simdist.compare(JOB, n_seeds=1).frame()
-    assert table[["step_s_low", "step_s_high", "speedup_low", "speedup_high"]].isna().all(axis=None)
+    assert table[["step_s_ci95_low", "step_s_ci95_high", "speedup_ci95_low", "speedup_ci95_high"]].isna().all(axis=None)
 
 
 def test_columns_of_a_comparison_are_those_of_a_sweep(rows, results) -> None:
@@ -135,9 +135,10 @@ def test_every_answer_has_a_frame_of_single_cells_a_picture_and_a_table(answers)
 
 def test_frames_of_answers_have_the_columns_of_comparisons(rows, answers) -> None:
     known = set(rows.frame().columns)
-    assert {"schedule", "step_s", "speedup", "speedup_low", "speedup_high"} <= known
-    assert {"schedule", "step_s", "speedup", "speedup_low", "speedup_high"} <= set(answers["gains"].frame().columns)
-    assert {"schedule", "step_s", "speedup", "speedup_low", "speedup_high"} <= set(answers["learned"].frame().columns)
+    usual = {"schedule", "step_s", "speedup", "speedup_ci95_low", "speedup_ci95_high"}
+    assert usual <= known
+    assert usual <= set(answers["gains"].frame().columns)
+    assert usual <= set(answers["learned"].frame().columns)
     assert {"schedule", "step_s"} <= set(answers["tolerances"].frame().columns)
 
 
@@ -145,7 +146,7 @@ def test_answers_say_what_they_say(answers) -> None:
     gains = answers["gains"].frame()
     assert gains.schedule.tolist() == ["sync", "local-4"]
     assert gains.speedup[1] == answers["gains"].rows[0].speedup
-    assert gains.speedup_low.isna().tolist() == [True, False]
+    assert gains.speedup_ci95_low.isna().tolist() == [True, False]
     slowed = answers["slowdown"].frame()
     assert slowed["node"].tolist() == [rank // 4 for rank in range(16)]
     assert slowed.slowdown.tolist() == answers["slowdown"].rank_slowdowns.tolist()

@@ -163,9 +163,9 @@ def test_data_of_the_page_are_the_frame_with_six_digits(grid, grid_page):
     assert rows["point"] == table.point.tolist()
     for key, column in {
         "step": "step_s",
-        "stepLow": "step_s_low",
+        "stepLow": "step_s_ci95_low",
         "speedup": "speedup",
-        "speedupHigh": "speedup_high",
+        "speedupHigh": "speedup_ci95_high",
         "wait": "wait_s",
         "host": "host_s",
     }.items():

@@ -399,7 +399,7 @@ def test_validate_tells_whether_the_measured_one_is_in_the_interval(tmp_path, ca
     ]:
         measure(folder / "sync", scale * 1.001 if where == "in" else scale)
         (found,) = document(capsys, "validate", folder / "sync", *options)["rows"]
-        assert (found["simulated_s_lo"], found["simulated_s_hi"]) == pytest.approx((low_s, high_s), rel=1e-9)
+        assert tuple(found["simulated_s_range90"]) == pytest.approx((low_s, high_s), rel=1e-9)
         interval = f"{format_seconds(low_s)} to {format_seconds(high_s)}"
         said = f"\nthe measured one is {where} the 90 % interval of what is uncertain, {interval}\n"
         assert said in call(capsys, "validate", folder / "sync", *options).out

@@ -87,7 +87,7 @@ def test_every_number_is_that_of_compare(swept):
         assert of_one[name].tolist() == [row.document()[name] for row in rows], name
     for name in ("step_s", "speedup"):
         intervals = [row.document()[f"{name}_ci95"] for row in rows]
-        assert list(zip(of_one[f"{name}_low"], of_one[f"{name}_high"], strict=True)) == intervals
+        assert list(zip(of_one[f"{name}_ci95_low"], of_one[f"{name}_ci95_high"], strict=True)) == intervals
     assert of_one.engine.tolist() == [row.engine for row in rows]
     assert of_one.seeds.tolist() == [3, 3]
 
@@ -105,13 +105,13 @@ def test_rows_stand_in_the_order_of_the_design_with_what_they_set_in_si_units(sw
 def test_columns_and_their_types(swept):
     table = frame(swept)
     assert list(table.columns) == [
-        *["point", "case", *VARIED, "source", "schedule", "kind", "step_s", "step_s_low", "step_s_high"],
-        *["speedup", "speedup_low", "speedup_high", "compute_s", "comm_s", "wait_s", "io_s", "host_s"],
+        *["point", "case", *VARIED, "source", "schedule", "kind", "step_s", "step_s_ci95_low", "step_s_ci95_high"],
+        *["speedup", "speedup_ci95_low", "speedup_ci95_high", "compute_s", "comm_s", "wait_s", "io_s", "host_s"],
         *["engine", "seeds", "failed", "error"],
     ]
     types = table.dtypes
     assert {str(types[name]) for name in ("point", "cluster.nodes", "schedules[1].period", "seeds")} == {"int64"}
-    assert {str(types[name]) for name in [*NUMBERS, VARIED[0], "step_s_low", "speedup_high"]} == {"float64"}
+    assert {str(types[name]) for name in [*NUMBERS, VARIED[0], "step_s_ci95_low", "speedup_ci95_high"]} == {"float64"}
     for name in ("case", "source", "schedule", "kind", "engine", "failed", "error"):
         assert pd.api.types.is_string_dtype(table[name]), name
     assert set(table.source) == {"simulated"}
@@ -121,15 +121,15 @@ def test_columns_and_their_types(swept):
 def test_a_sweep_without_cases_has_no_column_of_them_and_one_seed_no_intervals(tmp_path):
     table = frame(computed(tmp_path, "{scenario: small.yaml, vary: {cluster.nodes: [1, 2]}, seeds: 1}"))
     assert "case" not in table
-    assert table.step_s_low.isna().all()
-    assert table.speedup_high.isna().all()
+    assert table.step_s_ci95_low.isna().all()
+    assert table.speedup_ci95_high.isna().all()
     assert table.speedup.notna().all()
 
 
 def test_seeds_that_make_no_difference_give_intervals_of_no_width(tmp_path):
     quiet = edited(("disturbances:\n  - {kind: transient, probability: 10%, delay: 50 ms}\n", ""), text=TWO)
     table = frame(computed(tmp_path, scenario=quiet))
-    assert table.step_s_low.tolist() == table.step_s.tolist() == table.step_s_high.tolist()
+    assert table.step_s_ci95_low.tolist() == table.step_s.tolist() == table.step_s_ci95_high.tolist()
 
 
 def test_the_baseline_of_a_point_is_found_by_kind_where_its_label_varies(tmp_path):
@@ -270,7 +270,7 @@ def test_csv_has_every_number_to_the_last_bit(swept, tmp_path, capsys):
     rows = list(csv.DictReader(io.StringIO(text)))
     table = frame(swept)
     assert [row["schedule"] for row in rows] == table.schedule.tolist()
-    for name in [*NUMBERS, "step_s_low", "speedup_high", VARIED[0]]:
+    for name in [*NUMBERS, "step_s_ci95_low", "speedup_ci95_high", VARIED[0]]:
         assert [float(row[name]) for row in rows] == table[name].tolist(), name
 
 
@@ -438,7 +438,7 @@ def test_runs_give_the_columns_of_a_sweep_with_both_sources(runs, swept):
     assert table["cluster.nodes"].tolist() == [1, 1, 2, 2, 2, 2]
     assert table["cluster.network.bandwidth_Bps"].tolist() == [3.125e9] * 2 + [0.125e9] * 4
     assert set(table.seeds) == {1}
-    assert table.step_s_low.isna().all()
+    assert table.step_s_ci95_low.isna().all()
 
 
 def test_numbers_of_runs_are_those_of_their_traces_and_speedups_stay_within_a_source(runs):
