@@ -139,7 +139,8 @@ def _fsdp(keys: Keys, precision: Precision) -> DescribedJob:
     prefetch = section.word("fsdp_backward_prefetch", "BACKWARD_PRE", _PREFETCHES)
     slow = f"fsdp_backward_prefetch {prefetch} counts as BACKWARD_PRE"
     workload = [WorkloadKey("dtype", "float32", "Accelerate")]
-    if section.has(key := "fsdp_activation_checkpointing"):
+    key = "fsdp_activation_checkpointing"
+    if section.has(key):
         share = "100%" if section.flag(key, default=False) else "0%"
         workload.append(WorkloadKey("recompute", share, f"fsdp_config.{key}"))
     return DescribedJob(

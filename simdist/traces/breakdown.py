@@ -422,7 +422,8 @@ class Attribution:
             ends_s = self._now.last_end_s
             others = (name for name in self._load_lanes if name != lane.name and name in ends_s)
             for beyond_s in (unpacked(ends_s[name], len(self._totals.gap_s)) for name in others):
-                start_s, end_s = np.maximum(start_s, beyond_s), np.maximum(end_s, beyond_s)
+                start_s = np.maximum(start_s, beyond_s)
+                end_s = np.maximum(end_s, beyond_s)
         return _Transfer(index, start_s, end_s)
 
     def _end_gap(self, after: set[int], start_s: _Times) -> None:
