@@ -677,15 +677,4 @@ def loads(text: str, *, name: str = "<text>", folder: FilePath = FilePath()) -> 
 
 def dump(scenario: Scenario) -> str:
     """Write YAML that loads to an equal scenario without any other file, recordings excepted."""
-    return strict_yaml.dump(_with_numbers_as_keys(scenario.model_dump(mode="json")))
-
-
-def _with_numbers_as_keys(value: object) -> object:
-    """Undo that JSON has only text as keys: `levels: {2: 8}` must not become `levels: {'2': 8}`."""
-    match value:
-        case dict():
-            return {int(key) if key.isdigit() else key: _with_numbers_as_keys(item) for key, item in value.items()}
-        case list():
-            return [_with_numbers_as_keys(item) for item in value]
-        case _:
-            return value
+    return strict_yaml.dump(strict_yaml.with_numbers_as_keys(scenario.model_dump(mode="json")))
