@@ -10,8 +10,10 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from simdist.errors import TraceError
+from simdist.errors import ScenarioError, TraceError
 from simdist.scenario import AnyScenario, load
+from simdist.settings.base import plain
+from simdist.settings.units import parse_fraction, parse_nbytes, parse_whole
 
 if TYPE_CHECKING:
     from simdist.engines.actors import Actor
@@ -129,9 +131,9 @@ def tune(
     *,
     global_every: int | None = None,
     group_every: Sequence[tuple[int, int]] = (),
-    memory_nbytes: float = math.inf,
+    memory_nbytes: float | str = math.inf,
     allow: Sequence[str] = (),
-    min_density: float | None = None,
+    min_density: float | str | None = None,
     baseline: str | None = None,
     n_seeds: int | None = None,
 ) -> "Tuned":
@@ -141,9 +143,10 @@ def tune(
         scenario: What `simdist.load` takes, or a scenario.
         global_every: All ranks exchange at least once in this many steps. None: 8, or as many as the baseline takes.
         group_every: Pairs of ranks and steps: groups of at least `ranks` exchange at least once in `steps`.
-        memory_nbytes: Limit of the bytes in use on a rank's device.
+        memory_nbytes: Limit of the bytes in use on a rank's device: a number, or text such as `16 GB`.
         allow: The words of `simdist tune --allow`, such as `sharding`.
-        min_density: Gradients may be sent in part, this share at least. None: no schedule is sparse.
+        min_density: Gradients may be sent in part, this share at least, such as 0.01 or `1%`. None: no schedule is
+            sparse.
         baseline: Label or kind of the schedule that the others are compared with. None: the scenario's first.
         n_seeds: Fresh seeds of the finalists. None: 20, or 200 of a recording.
 
@@ -155,12 +158,27 @@ def tune(
     from simdist.tuning import Constraints, Extras, TuneOptions, tuning
 
     found = load(scenario)
-    most = global_every or tuning.usual_global_every(found, baseline)
-    limits = Constraints(most, tuple(group_every), memory_nbytes=memory_nbytes)
-    extras = Extras(min_density=min_density, allow=tuple(allow))
-    tuned = tuning.tune(found, TuneOptions(limits, extras, baseline=baseline, n_seeds=n_seeds))
+    most = _read("global_every", global_every, parse_whole) or tuning.usual_global_every(found, baseline)
+    pairs = [(_read("group_every", a, parse_whole), _read("group_every", b, parse_whole)) for a, b in group_every]
+    memory = _read("memory_nbytes", memory_nbytes, lambda each: parse_nbytes(each) if isinstance(each, str) else each)
+    limits = Constraints(most, tuple(pairs), memory_nbytes=memory)
+    extras = Extras(min_density=_read("min_density", min_density, parse_fraction), allow=tuple(allow))
+    seeds = _read("n_seeds", n_seeds, parse_whole)
+    tuned = tuning.tune(found, TuneOptions(limits, extras, baseline=baseline, n_seeds=seeds))
     warn_of(found.name, tuned.remarks)
     return tuned
+
+
+def _read(name: str, value: Any, parse: Callable[[Any], Any]) -> Any:
+    """Return the value of an argument, which may be of numpy; None stays.
+
+    Raises:
+        ScenarioError: `parse` refuses it.
+    """
+    try:
+        return None if value is None else parse(plain(value))
+    except ValueError as error:
+        raise ScenarioError(f"{name}: {error}") from None
 
 
 def learn(

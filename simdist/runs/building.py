@@ -24,8 +24,9 @@ from simdist.scenario.sampling import DelaySampler, sampler
 from simdist.scenario.scenario import AnyScenario, Host, Scenario, load
 from simdist.scenario.workload import Workload
 from simdist.schedules import InputPath, Job, Schedule
+from simdist.schedules.job import Shape
 from simdist.schedules.sync import Sync
-from simdist.settings.base import unchecked_copy
+from simdist.settings.base import plural, unchecked_copy
 from simdist.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -101,7 +102,9 @@ def job(scenario: Scenario) -> Job:
         optimizer=workload.optimizer,
         micro_batches=workload.micro_batches,
         batch_nbytes=max(1, workload.samples_per_step * workload.sample_nbytes),
-        input_path=InputPath(path.source, path.copy_method, path.prefetch, dataset(scenario), policy),
+        input_path=InputPath(
+            path.source, path.copy_method, path.n_ahead, dataset(scenario), policy, path.n_worker_lanes
+        ),
         host_waits_for=scenario.host.waits_for,
         run_ahead_steps=scenario.host.run_ahead_steps,
         delay_channels=frozenset(each.on for each in scenario.delays if each),
@@ -134,6 +137,7 @@ def dataset(scenario: Scenario) -> Dataset | None:
         warm=data.start == "warm",
         readers=scenario.input.readers,
         decoders=scenario.input.decode_workers,
+        workers=scenario.input.n_worker_lanes,
     )
 
 
@@ -256,8 +260,8 @@ def lost_share(scenario: Scenario, disturbance: Interference) -> float:
     GPUs of a machine reached contains the typical loss.
 
     Raises:
-        PlanError: The schedule does not fit the ranks of the rate.
-        ScenarioError: Compute times are neither given nor derivable, or machines are not full.
+        ScenarioError: Compute times are neither given nor derivable, machines are not full, or the schedule does not
+            fit the ranks of the rate.
     """
     if disturbance.typical:
         is_in_rate = scenario.workload.measured_ranks >= max(2, scenario.cluster.gpus_per_node)
@@ -265,8 +269,8 @@ def lost_share(scenario: Scenario, disturbance: Interference) -> float:
     if disturbance.machine_samples_per_s is None:
         return disturbance.lost or 0.0
     cluster = _ranks_of_rate(scenario, disturbance)
+    schedule = _measured_schedule(scenario, cluster)
     settings = tuple((name, value) for name, value in cluster if name != "uncertain")  # which is not hashable
-    schedule = _measured_schedule(scenario)
     simulated_s = partial(_constantly_late_s, settings, scenario.workload, scenario.host, schedule)
     passes_s = float(compute_s(scenario.workload, cluster)[0])
     n_samples = cluster.world_size * scenario.workload.samples_per_step
@@ -297,10 +301,18 @@ def _ranks_of_rate(scenario: Scenario, disturbance: Interference) -> Cluster:
     return unchecked_copy(scenario.cluster, **sizes, slow_devices=())
 
 
-def _measured_schedule(scenario: Scenario) -> Schedule:
-    """Return the schedule under which a rate was measured: the first that keeps all ranks equal in each step."""
+def _measured_schedule(scenario: Scenario, cluster: Cluster) -> Schedule:
+    """Return the schedule under which these ranks reached a rate: the first that keeps all equal in each step."""
     every_step = (each for each in scenario.schedules if each.kind in ("sync", "fsdp", "hsdp"))
-    return next((each for each in every_step if getattr(each, "between", None) is None), Sync())
+    found: Schedule = next((each for each in every_step if getattr(each, "between", None) is None), Sync())
+    problems = found.problems(Shape(cluster.world_size, cluster.gpus_per_node))
+    if problems:
+        ranks = f"{cluster.world_size} {plural(cluster.world_size, 'GPU')}"
+        hint = "write rate_ranks, how many reached it together"
+        raise ScenarioError(
+            f"{scenario.name}: interference: a rate of {ranks} under {found.name}: {problems[0][1]}: {hint}"
+        )
+    return found
 
 
 def _typical_lost(scenario: Scenario) -> float:

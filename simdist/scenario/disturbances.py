@@ -415,7 +415,10 @@ def _listed(value: object) -> object:
 
 def _function(value: object, info: ValidationInfo) -> Callable[..., object]:
     """Return a function from Python, or one that a file names."""
-    found = load_reference(value, folder_of(info)) if isinstance(value, str) and is_reference(value) else value
+    form = "module:function, such as delays:quantile"
+    found = value
+    if isinstance(value, str) and is_reference(value):
+        found = load_reference(value, folder_of(info), form=form, is_wanted=callable)
     if not callable(found):
         raise ValueError(f"{shown(value)}: write a function, or its name in a file, such as delays:quantile")
     return found

@@ -302,7 +302,11 @@ class _Source:
         """Refuse code of a user with random numbers of its own: its delays would not follow from the seed."""
         if self._agrees:
             return
-        if not np.array_equal(np.asarray(delays()), np.asarray(delays())):
+        try:
+            one, two = (np.asarray(delays()) for _ in range(2))
+        except Exception as error:  # whatever the code of a user raises
+            raise ScenarioError(f"disturbance {what} fails: {type(error).__name__}: {error}") from error
+        if not np.array_equal(one, two):
             raise ScenarioError(
                 f"disturbance {what} returns other delays for the same numbers: draw none of its own; those that it is "
                 f"given are random, as in lambda u: -0.05 * np.log(u)"

@@ -46,8 +46,8 @@ LAYERS: dict[str, str] = {
     "simdist.tuning": "cost engines errors learning plan runs scenario schedules settings studies traces",
     "simdist.testing": "cost engines errors plan runs scenario schedules tuning",
     "simdist.report": "errors files jobs learning plan runs scenario settings stragglers studies sweeps traces tuning",
-    "simdist.questions": "engines errors jobs learning machine profiles runs scenario stragglers studies sweeps traces"
-    " tuning",
+    "simdist.questions": "engines errors jobs learning machine profiles runs scenario settings stragglers studies"
+    " sweeps traces tuning",
     "simdist.cli": "chakra configurations cost drafts engines errors files jobs learning machine plan profiles progress"
     " proof report runs scenario schedules settings stragglers studies sweeps traces tuning",
 }

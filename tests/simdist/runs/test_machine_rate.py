@@ -144,3 +144,10 @@ def test_a_utilization_of_a_machine_contains_its_typical_loss():
     share, remarks = lost(8)
     assert share == 0
     assert any("typical losses of a machine are not added" in each for each in remarks)
+
+
+def test_a_rate_of_a_machine_that_holds_no_copy_of_the_model_asks_for_its_ranks():
+    shared = scenario(1200.0, nodes=4, schedules="[{kind: hsdp, shard: 8}]")
+    with pytest.raises(ScenarioError, match=r"a rate of 4 GPUs under hsdp-8: .*: write rate_ranks"):
+        lost_share(shared, Interference(machine_samples_per_s=1200.0))
+    assert lost_share(shared, Interference(machine_samples_per_s=2000.0, rate_ranks=8)) > 0
