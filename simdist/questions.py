@@ -4,13 +4,16 @@ Each calls the package that answers the question, and warns of the doubts among 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from simdist.errors import TraceError
+from simdist.errors import ScenarioError, TraceError
 from simdist.scenario import AnyScenario, load
+from simdist.settings.base import plain
+from simdist.settings.units import parse_fraction, parse_nbytes, parse_whole
 
 if TYPE_CHECKING:
     from simdist.engines.actors import Actor
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from simdist.profiles import ImportedJob, ImportOptions
     from simdist.stragglers.answer import WhatifAnswer
     from simdist.studies.comparison import Comparison
+    from simdist.studies.enough_seeds import EnoughSeeds
     from simdist.studies.facets import Facet
     from simdist.studies.measuring import Progress, ScheduleTimes
     from simdist.studies.validated_run import ValidatedRun
@@ -34,47 +38,57 @@ __all__ = ["compare", "import_traces", "learn", "results", "simulate", "sweep", 
 _EVALUATIONS = 20  # of a training run
 
 
-def compare(
+def compare(  # noqa: PLR0913 (one for each option)
     scenario: AnyScenario,
     *,
     baseline: str | None = None,
-    n_seeds: int = 20,
+    n_seeds: "int | Literal['auto'] | EnoughSeeds" = 20,
     engine: "Engine" = "auto",
     progress: "Progress | None" = None,
     measured: "list[ScheduleTimes] | None" = None,
     actors: "Sequence[Actor]" = (),
     facets: "Sequence[Facet[Any]] | None" = None,
+    warm_up: int = 0,
 ) -> "Comparison":
     """Return the speed-up table of a scenario, in the order of its schedules.
 
     Args:
         scenario: What `simdist.load` takes, or a scenario.
         baseline: Label or kind of the schedule that the others are compared with; `sync` or the first if None.
-        n_seeds: Seeds, counted up from the scenario's.
+        n_seeds: Seeds, counted up from the scenario's. With `auto`, as many as it takes to know every number within
+            1 %; with `simdist.studies.enough_seeds.EnoughSeeds`, within another share.
         engine: `auto` takes the fast engine wherever it is exact.
         progress: Called with a schedule's label, rank-steps done and rank-steps in all.
         measured: The times of each schedule are appended when they are there. After Ctrl-C, a call with the same list
             goes on with the first schedule that it lacks.
         actors: Processes of the user, see `simdist.engines.actors`; each schedule and seed starts them anew.
         facets: Optional topics, see `simdist.studies.facets`. None: those that ship.
+        warm_up: First steps that are left out of the means, and with them what the end of a run adds.
 
     Raises:
-        ScenarioError: There is no such baseline, or `measured` has the times of another scenario.
+        ScenarioError: There is no such baseline, `measured` has the times of another scenario, or `warm_up` does not
+            fit.
         PlanError: A schedule does not fit the cluster.
         UnsupportedError: `fast` was asked for and cannot compute a schedule exactly.
     """
     from simdist.studies import comparison, remarks
     from simdist.studies.facets import FACETS
 
-    found = comparison.compare(
+    ask: Callable[..., Comparison] = comparison.compare
+    if not isinstance(n_seeds, Integral):
+        from simdist.studies.enough_seeds import compare_with_enough
+
+        ask = compare_with_enough
+    found: Comparison = ask(
         scenario,
         baseline=baseline,
-        n_seeds=n_seeds,
+        n_seeds=n_seeds,  # type: ignore[arg-type]
         engine=engine,
         progress=progress,
         measured=measured,
         actors=actors,
         facets=FACETS if facets is None else facets,
+        warm_up=warm_up,
     )
     remarks.warn_of(found.scenario.name, found.remarks)
     return found
@@ -117,9 +131,9 @@ def tune(
     *,
     global_every: int | None = None,
     group_every: Sequence[tuple[int, int]] = (),
-    memory_nbytes: float = math.inf,
+    memory_nbytes: float | str = math.inf,
     allow: Sequence[str] = (),
-    min_density: float | None = None,
+    min_density: float | str | None = None,
     baseline: str | None = None,
     n_seeds: int | None = None,
 ) -> "Tuned":
@@ -129,9 +143,10 @@ def tune(
         scenario: What `simdist.load` takes, or a scenario.
         global_every: All ranks exchange at least once in this many steps. None: 8, or as many as the baseline takes.
         group_every: Pairs of ranks and steps: groups of at least `ranks` exchange at least once in `steps`.
-        memory_nbytes: Limit of the bytes in use on a rank's device.
+        memory_nbytes: Limit of the bytes in use on a rank's device: a number, or text such as `16 GB`.
         allow: The words of `simdist tune --allow`, such as `sharding`.
-        min_density: Gradients may be sent in part, this share at least. None: no schedule is sparse.
+        min_density: Gradients may be sent in part, this share at least, such as 0.01 or `1%`. None: no schedule is
+            sparse.
         baseline: Label or kind of the schedule that the others are compared with. None: the scenario's first.
         n_seeds: Fresh seeds of the finalists. None: 20, or 200 of a recording.
 
@@ -143,12 +158,27 @@ def tune(
     from simdist.tuning import Constraints, Extras, TuneOptions, tuning
 
     found = load(scenario)
-    most = global_every or tuning.usual_global_every(found, baseline)
-    limits = Constraints(most, tuple(group_every), memory_nbytes=memory_nbytes)
-    extras = Extras(min_density=min_density, allow=tuple(allow))
-    tuned = tuning.tune(found, TuneOptions(limits, extras, baseline=baseline, n_seeds=n_seeds))
+    most = _read("global_every", global_every, parse_whole) or tuning.usual_global_every(found, baseline)
+    pairs = [(_read("group_every", a, parse_whole), _read("group_every", b, parse_whole)) for a, b in group_every]
+    memory = _read("memory_nbytes", memory_nbytes, lambda each: parse_nbytes(each) if isinstance(each, str) else each)
+    limits = Constraints(most, tuple(pairs), memory_nbytes=memory)
+    extras = Extras(min_density=_read("min_density", min_density, parse_fraction), allow=tuple(allow))
+    seeds = _read("n_seeds", n_seeds, parse_whole)
+    tuned = tuning.tune(found, TuneOptions(limits, extras, baseline=baseline, n_seeds=seeds))
     warn_of(found.name, tuned.remarks)
     return tuned
+
+
+def _read(name: str, value: Any, parse: Callable[[Any], Any]) -> Any:
+    """Return the value of an argument, which may be of numpy; None stays.
+
+    Raises:
+        ScenarioError: `parse` refuses it.
+    """
+    try:
+        return None if value is None else parse(plain(value))
+    except ValueError as error:
+        raise ScenarioError(f"{name}: {error}") from None
 
 
 def learn(

@@ -107,6 +107,7 @@ class Collective:
         algorithm: As a schedule has it.
         nbytes: As nccl-tests count them.
         measured_s: Seconds.
+        how: What tells the row from others of its family; most need nothing.
     """
 
     family: str
@@ -116,6 +117,7 @@ class Collective:
     algorithm: str
     nbytes: int
     measured_s: float
+    how: str = ""
 
     @property
     def n_gpus(self) -> int:
@@ -149,7 +151,8 @@ def _own_training() -> Iterator[Training]:
         transformer = families()["models"].get(row["model"])
         workload = {"transformer": transformer} if transformer else {"preset": row["model"], "dtype": "float32"}
         period = int(row["period"] or 1)
-        schedule = {"kind": "sync"} if period == 1 else {"kind": "local_sgd", "period": period}
+        own = family.get("schedule", {"kind": "sync"})
+        schedule = own if period == 1 else {"kind": "local_sgd", "period": period}
         yield Training(
             row["family"],
             row["name"],
@@ -222,7 +225,7 @@ def _aws() -> Iterator[Training]:
     for user, of in users.items():
         rates = {int(n_gpus): float(rate) for n_gpus, rate in of["images_per_s"].items()}
         network = {"network": {"efficiency": of["network"]}} if "network" in of else {}
-        buffer = {"fusion": {"buffer": of["buffer_nbytes"], "cycle": None}} if "buffer_nbytes" in of else {}
+        buffer = {"fusion": {"buffer": f"{of['buffer_nbytes']} B", "cycle": None}} if "buffer_nbytes" in of else {}
         precision = "single" if user.startswith("horovod#396") else "mixed"
         for n_gpus, rate in rates.items():
             if n_gpus > 8:
@@ -297,13 +300,14 @@ def _own_collectives() -> Iterator[tuple[bool, list[Collective]]]:
         sizes = {"nodes": int(row["nodes"]), "gpus_per_node": int(row["gpus_per_node"])}
         found.setdefault(row["family"], []).append(
             Collective(
-                row["family"],
+                family.get("family", row["family"]),
                 family["generation"],
                 row["collective"],
                 family["cluster"] | sizes,
                 "auto",
                 int(row["nbytes"]),
                 1e-6 * float(row["measured_us"]),
+                family.get("how", ""),
             )
         )
     for name, rows in found.items():

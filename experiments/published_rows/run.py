@@ -49,10 +49,14 @@ DOUBTS = HERE.parents[1] / "simdist" / "studies" / "published_errors.json"
 NOT_ALIKE = {
     "16 H100 in two machines over InfiniBand, reported as slow": "its user reports that it is slow",
     "16 A100 in two machines over RoCE, Oracle's tutorial": "it carries a third of what its like do",
+    "32 B200 in four machines over EFA, its ranks come at different times": "as its source says",
     "A10G local SGD": "its link is PCIe without peer-to-peer copies",
+    **{f"HKBU 2080 Ti {way}": "as that of the A10G" for way in ("BSP", "WFBP", "MG-WFBP")},
     storages.CACHED: "it reads up to 2.4 times what its file system delivers, so files were in memory",
 }
 """Families that no doubt is estimated from, with the reason. They are predicted like all others."""
+HOSTS = ("queued by PyTorch", "PyTorch waits", "one process")
+"""How calls of published collectives were launched, where a family has several ways."""
 NEW = ("ampere", "hopper")
 """Generations of GPUs that are sold today, among those with rows of training."""
 TITLES = {
@@ -150,7 +154,7 @@ def of_collective(row_: published.Collective) -> Line:
     cluster = predict.cluster_of(row_)
     return Line(
         row_.family,
-        f"{row_.collective} of {row_.nbytes} B, {row_.n_gpus} GPUs",
+        f"{row_.collective} of {row_.nbytes} B, {row_.n_gpus} GPUs{row_.how and f', {row_.how}'}",
         "collective",
         f"{_kind(cluster)}+{link_class(cluster, _kind(cluster))}",
         row_.nbytes,
@@ -172,7 +176,8 @@ def of_storage(row_: storages.Reading) -> Line:
     built = row_.built()
     simulated_s = row_.step_s(built, built.costs)
     kind = row_.kind(simulated_s)
-    return Line(row_.family, row_.name, kind, kind, 0, row_.n_gpus, row_.measured_s, simulated_s, 0.0, 0.0, 0.0)
+    classes = f"{kind}+{estimate.SHORT}" if row_.computing_s < estimate.SHORT_S else kind
+    return Line(row_.family, row_.name, kind, classes, 0, row_.n_gpus, row_.measured_s, simulated_s, 0.0, 0.0, 0.0)
 
 
 Predicted = tuple[published.Training | published.Collective | storages.Reading, Line]
@@ -368,6 +373,22 @@ def families_table() -> Iterator[str]:
         yield f"| {title} | {cells(lines)}"
 
 
+def host_table() -> Iterator[str]:
+    """Yield how near all-reduces are whose host was queued ahead or waited."""
+    yield "| GPUs | calls | rows | median error: below 64 KiB | to 64 MiB | above | held |"
+    yield "|---|---|---|---|---|---|---|"
+    for how in HOSTS:
+        found = by((line for line in saved() if line.name.endswith(f", {how}")), lambda line: line.family)
+        for family, lines in found.items():
+            of_sizes = by(lines, lambda line: str(estimate.size_class(line.nbytes)))
+            errors = [
+                f"{median(line.error(line.simulated_s) for line in of_sizes[size]):+.0%}" if size in of_sizes else ""
+                for size in "012"
+            ]
+            held = sum(line.is_inside for line in lines) / len(lines)
+            yield f"| {family} | {how} | {len(lines)} | {' | '.join(errors)} | {held:.0%} |"
+
+
 def worse_table() -> Iterator[str]:
     """Yield the families that a formula predicts better."""
     yield "| family | kind | rows | simulated | linear | plain ring |"
@@ -392,8 +413,9 @@ def doubts_table() -> Iterator[str]:
         for name, entry in classes.items():
             yield f"| {kind} | {name or 'all'} | {entry['rows']} | {entry['families']} | {_ends(entry['logs'][0])}"
     sizes = ("16 KiB", "2 MiB", "256 MiB")
-    for kind, entry in document["storage"].items():
-        yield f"| {kind} | all | {entry['rows']} | {entry['families']} | {_ends(entry['logs'][0])}"
+    for kind, entry in document["storage"]["classes"].items():
+        for length, logs in zip(("short steps", "long steps"), entry["logs"], strict=True):
+            yield f"| {kind} | {length} | {entry['rows']} | {entry['families']} | {_ends(logs)}"
     for name, entry in document["collectives"]["classes"].items():
         for size, logs in zip(sizes, entry["logs"], strict=True):
             counts = f"{entry['rows']} | {entry['families']}"
@@ -425,6 +447,7 @@ def tables() -> dict[str, str]:
     every = {
         "kinds": kinds_table,
         "decisions": decisions_table,
+        "host": host_table,
         "doubts": doubts_table,
         "batches": batches.table,
         "worse": worse_table,

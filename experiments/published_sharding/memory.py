@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rates_of_rows import OTHER_MODELS
+
 from simdist.plan import ops
 from simdist.runs.building import Built, build
 from simdist.runs.memory import memory_of
@@ -43,12 +45,13 @@ class Published:
     """A published peak.
 
     Args:
-        source: Of `torchtitan` and `KempnerForge`.
+        source: Of `torchtitan`, `KempnerForge` and `InternEvo`.
         name: What tells it from others of the source.
         gpus: Number of GPUs.
         batch_size: Sequences of a pass.
         micro_batches: Passes of a step.
         gib: The peak.
+        model: Of `OTHER_MODELS`, for which the simulator counts the activations; Llama 3 8B if empty.
     """
 
     source: str
@@ -57,20 +60,23 @@ class Published:
     batch_size: int
     micro_batches: int
     gib: float
+    model: str = ""
 
     def scenario(self) -> Scenario:
         """Return the job as a scenario."""
         job = JOBS[self.source]
         sequence = job["sequence"]
-        largest = max(job["per_logit"] * VOCABULARY, BLOCK)
         workload: dict[str, Any] = {
             "preset": "llama3-8b",
-            "transformer": {"sequence": sequence},
+            "transformer": {**OTHER_MODELS.get(self.model, {}), "sequence": sequence},
             "dtype": job["dtype"],
             "batch_size": self.batch_size,
             "recompute": job["recompute"],
-            "activation_nbytes": sequence * (LAYERS * job["kept"] + 2 * INPUT + largest),
+            **job.get("workload", {}),
         }
+        if not self.model:
+            largest = max(job["per_logit"] * VOCABULARY, BLOCK)
+            workload["activation_nbytes"] = sequence * (LAYERS * job["kept"] + 2 * INPUT + largest)
         if self.micro_batches > 1:
             workload["micro_batches"] = self.micro_batches
         gpus_per_node = min(self.gpus, 8)
@@ -107,7 +113,17 @@ JOBS: dict[str, dict[str, Any]] = {
         "per_logit": 8,
         "schedule": {"accumulation": "local"},
     },
+    "InternEvo": {
+        "sequence": 2048,
+        "dtype": "bfloat16",
+        "recompute": 1,
+        # fsdp_optimizer.py: copies of parameters and gradients in fp32; AdamW: two moments, and torch's update of many
+        # tensors at once makes one more number.
+        "workload": {"optimizer": "adamw", "optimizer_size": "20 B"},
+        "schedule": {},
+    },
 }
+GB = 1e9 / GIB
 ROWS = (
     Published("torchtitan", "compiled", 8, 2, 1, 77.0),
     Published("torchtitan", "compiled", 128, 2, 1, 62.0),
@@ -115,6 +131,10 @@ ROWS = (
     Published("torchtitan", "not compiled", 128, 2, 1, 67.0),
     Published("KempnerForge", "compiled", 2, 2, 4, 62.4),
     Published("KempnerForge", "compiled", 4, 4, 2, 61.1),
+    *(
+        Published("InternEvo", f"{size}B", gpus, 1, 4, round(gb * GB, 1), f"internlm-{size}b")
+        for size, gpus, gb in ((7, 3, 72), (7, 4, 56), (7, 5, 49), (7, 6, 39), (20, 8, 78), (20, 16, 40))
+    ),
 )
 
 
@@ -139,7 +159,7 @@ def memory_table() -> Iterator[str]:
         at_peak = memory.at_peak
         passes = f" x {row.micro_batches}" if row.micro_batches > 1 else ""
         peaks = [memory.peak_nbytes, memory.peak_nbytes + reduced_nbytes(built)]
-        if row.source == "KempnerForge":
+        if row.source != "torchtitan":
             del peaks[1]
         parts = [
             at_peak["parameters"] + at_peak["optimizer"],

@@ -67,6 +67,21 @@ OTHER_MODELS = {
         "positions": 0,
         "tied": False,
     },
+    # configs/_base_/models/internlm_20B.py
+    "internlm-20b": {
+        "layers": 60,
+        "hidden": 5120,
+        "heads": 40,
+        "kv_heads": 40,
+        "intermediate": 13824,
+        "vocabulary": 103168,
+        "gated": True,
+        "norm": "rms",
+        "biases": "none",
+        "fused_qkv": True,
+        "positions": 0,
+        "tied": False,
+    },
     # Roziere et al., Code Llama, arXiv 2308.12950; config.json of codellama/CodeLlama-34b-hf
     "llama2-34b": {
         "layers": 48,

@@ -1,33 +1,52 @@
 """`simdist compare`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from simdist.cli import common, inputs
-from simdist.engines.choose import Engine
 from simdist.errors import ScenarioError, naming
 from simdist.scenario import Scenario
 from simdist.scenario.disturbances import Transient
 from simdist.settings.units import format_seconds, parse_fraction, parse_option, parse_seconds
 from simdist.studies import facets
-from simdist.studies.comparison import compare
+from simdist.studies.comparison import Comparison, compare
 from simdist.studies.measuring import ScheduleTimes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from simdist.studies.enough_seeds import EnoughSeeds
     from simdist.studies.tolerable_rate import Tolerance
 
 _TOLERABLE_SEEDS = 5
 
 
+class _Seeds(click.IntRange):
+    """A number of seeds, or `auto`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, or `auto` as it is."""
+        return value if value == "auto" else super().convert(value, param, ctx)
+
+
 @click.command("compare")
 @common.scenario
 @common.baseline
-@click.option("--seeds", "n_seeds", type=click.IntRange(1, 1_000_000), default=20, help="Seeds to average over.")
+@click.option(
+    "--seeds",
+    "n_seeds",
+    metavar="N",
+    type=_Seeds(1, 1_000_000),
+    default=20,
+    help="Seeds to average over; auto: as many as it takes to know every number within --width.",
+)
+@click.option(
+    "--warm-up", metavar="N", type=click.IntRange(min=0), default=0, help="First steps to leave out of means."
+)
+@click.option("--width", default="1%", metavar="SHARE", help="Half the width of intervals, with --seeds auto.")
 @common.engine
 @click.option("--tolerable", is_flag=True, help="Show instead which rate of stragglers each schedule tolerates.")
 @click.option("--delay", metavar="TIME", help="How late a straggler is; as the transient ones of SCENARIO if omitted.")
@@ -43,20 +62,36 @@ def command(session: common.CliSession, name: str, *, tolerable: bool, plot: Pat
     """
     inputs.check_picture(plot)
     if tolerable:
-        common.refuse_beside("--tolerable", "baseline", "engine")
+        common.refuse_beside("--tolerable", "baseline", "engine", "width", "warm_up")
+        if given["n_seeds"] == "auto":
+            raise click.UsageError("--seeds auto: means nothing with --tolerable: write a number")
         n_seeds = given["n_seeds"] if common.is_given("n_seeds") else _TOLERABLE_SEEDS
         figure = _tolerances(session, name, n_seeds, given["delay"], given["loss"])
     else:
         common.refuse_without("--tolerable", "delay", "loss")
-        figure = _speedups(session, name, given["baseline"], given["n_seeds"], given["engine"])
+        asked = {key: given[key] for key in ("baseline", "engine", "warm_up")}
+        figure = _speedups(session, name, _n_seeds(given["n_seeds"], given["width"]), asked)
     if plot:
         session.draw(figure(), plot)
 
 
+def _n_seeds(n_seeds: int | Literal["auto"], width: str) -> "int | EnoughSeeds":
+    """Return how many seeds are asked for."""
+    if n_seeds != "auto":
+        common.refuse_without("--seeds auto", "width")
+        return n_seeds
+    from simdist.studies.enough_seeds import EnoughSeeds
+
+    share = parse_option("--width", width, parse_fraction)
+    if not 0 < share < 1:
+        raise ScenarioError(f"--width {width}: write a share above 0% and below 100%, e.g. 1%")
+    return EnoughSeeds(width=share)
+
+
 def _speedups(
-    session: common.CliSession, name: str, baseline: str | None, n_seeds: int, engine: Engine
+    session: common.CliSession, name: str, n_seeds: "int | EnoughSeeds", asked: Mapping[str, Any]
 ) -> "Callable[[], Figure]":
-    """Print the speed-ups; return what draws them."""
+    """Print the speed-ups as they are asked for; return what draws them."""
     scenario = inputs.read_scenario(session, name)
     labels = [schedule.name for schedule in scenario.schedules]
     measured: list[ScheduleTimes] = []
@@ -66,14 +101,18 @@ def _speedups(
 
     try:
         with session.bar() as bar, naming(name):
-            rows = compare(
+            ask: Callable[..., Comparison] = compare
+            if not isinstance(n_seeds, int):
+                from simdist.studies.enough_seeds import compare_with_enough
+
+                ask = compare_with_enough
+            rows = ask(
                 scenario,
-                baseline=baseline,
                 n_seeds=n_seeds,
-                engine=engine,
                 progress=progress,
                 measured=measured,
                 facets=facets.FACETS,
+                **asked,
             )
     except BaseException:  # what is done is told, whatever ends the rest
         for each in measured:

@@ -4,9 +4,9 @@ The utilization of a measured rate is what the workload's FLOPs, with those that
 
     utilization = tokens/s * FLOPs per token / peak
 
-A rate of several GPUs contains communication that is not hidden, so this is a lower bound of what each GPU computes at.
-`simdist.runs.measured_rates` takes that communication out. It is simulated, so the range of the utilization is that of
-none to twice as much. A roofline counts FLOPs and the peak only, and is too fast.
+A rate contains the update, and of several GPUs communication that is not hidden. So this is a lower bound of what each
+GPU computes at. `simdist.runs.measured_rates` takes both out. They are simulated, so the range of the utilization is
+that of none to twice as much. A roofline counts FLOPs and the peak only, and is too fast.
 NeuSight measured by how much: predictions of training times are 12 to 41 % too short on A100 and 26 to 47 % on H100, so
 the models reach 59 to 88 % and 53 to 74 % of it. These were fp32; bf16 reaches less.
 
@@ -174,7 +174,8 @@ def estimate(
     reached = nearest.utilization(peak)
     ends = (reached, 2 * share - reached)
     if not other and _is_same(nearest, workload):
-        hidden = f"communication of the {nearest.n_ranks} GPUs: from none to twice what is simulated"
+        added = "the update" if nearest.n_ranks == 1 else f"communication of the {nearest.n_ranks} GPUs"
+        hidden = f"{added}: from none to twice what is simulated"
         return Estimate(share, source, *ends, hidden, nearest.n_ranks)
     span = f"{len(alike)} {plural(len(alike), 'rate')} on {nearest.device}"
     if len(alike) < _FEWEST_RATES:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -17,14 +17,16 @@ from simdist.errors import ScenarioError
 from simdist.plan import Channel, Dataset, Plan
 from simdist.plan.check import check
 from simdist.proof import prove
-from simdist.scenario.cluster import Cluster, Generation
+from simdist.scenario.cluster import Cluster
 from simdist.scenario.disturbances import Interference
+from simdist.scenario.gpus import Generation
 from simdist.scenario.sampling import DelaySampler, sampler
 from simdist.scenario.scenario import AnyScenario, Host, Scenario, load
 from simdist.scenario.workload import Workload
 from simdist.schedules import InputPath, Job, Schedule
+from simdist.schedules.job import Shape
 from simdist.schedules.sync import Sync
-from simdist.settings.base import unchecked_copy
+from simdist.settings.base import plural, unchecked_copy
 from simdist.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -79,6 +81,7 @@ _TYPICAL_LOST: dict[Generation, tuple[float, float]] = {
 _LOST = (0.05, 0.05)  # of other GPUs: the median of all published machines (experiments/published_rows)
 
 
+_N_CORRECTIONS = 4  # of a loss whose delays also hide communication
 _MOST_PLANS = 16  # kept: those of all schedules of most scenarios
 _HALF: dict[str, Literal["float16", "bfloat16"]] = {"fp16": "float16", "bf16": "bfloat16"}
 
@@ -99,7 +102,9 @@ def job(scenario: Scenario) -> Job:
         optimizer=workload.optimizer,
         micro_batches=workload.micro_batches,
         batch_nbytes=max(1, workload.samples_per_step * workload.sample_nbytes),
-        input_path=InputPath(path.source, path.copy_method, path.prefetch, dataset(scenario), policy),
+        input_path=InputPath(
+            path.source, path.copy_method, path.n_ahead, dataset(scenario), policy, path.n_worker_lanes
+        ),
         host_waits_for=scenario.host.waits_for,
         run_ahead_steps=scenario.host.run_ahead_steps,
         delay_channels=frozenset(each.on for each in scenario.delays if each),
@@ -132,6 +137,7 @@ def dataset(scenario: Scenario) -> Dataset | None:
         warm=data.start == "warm",
         readers=scenario.input.readers,
         decoders=scenario.input.decode_workers,
+        workers=scenario.input.n_worker_lanes,
     )
 
 
@@ -239,38 +245,74 @@ def delay_sampler(scenario: Scenario, seeds: Sequence[int]) -> DelaySampler:
 def _known(disturbance: Interference, scenario: Scenario) -> Interference:
     """Return the scenario with the share that a step of one machine loses."""
     lost = lost_share(scenario, disturbance)
-    return disturbance.model_copy(update={"lost": lost, "machine_samples_per_s": None, "typical": False})
+    return disturbance.model_copy(
+        update={"lost": lost, "machine_samples_per_s": None, "rate_ranks": None, "typical": False}
+    )
 
 
 def lost_share(scenario: Scenario, disturbance: Interference) -> float:
     """Return the share of forward and backward seconds that a step of one machine loses, 0 or more.
 
-    If the rate of one machine was measured, the machine is simulated without disturbances, with synthetic data and the
-    scenario's first schedule of kind `sync`, or with PyTorch's buckets if it has none. Delays on the compute stream
-    lengthen such a step by the longest of them. So the difference is the loss.
+    If the rate of one machine was measured, the machine is simulated without disturbances and with synthetic data,
+    under the scenario's first synchronous schedule, or with PyTorch's buckets if it has none. Delays on the compute
+    stream lengthen such a step by the longest of them. So the difference is the loss. Of a rate of other ranks, these
+    are simulated, and the part of the loss that grows with their number is that of one machine. A utilization that all
+    GPUs of a machine reached contains the typical loss.
 
     Raises:
-        PlanError: The schedule does not fit one machine.
-        ScenarioError: Compute times are neither given nor derivable.
+        ScenarioError: Compute times are neither given nor derivable, machines are not full, or the schedule does not
+            fit the ranks of the rate.
     """
     if disturbance.typical:
-        return _typical_lost(scenario)
+        is_in_rate = scenario.workload.measured_ranks >= max(2, scenario.cluster.gpus_per_node)
+        return 0.0 if is_in_rate else _typical_lost(scenario)
     if disturbance.machine_samples_per_s is None:
         return disturbance.lost or 0.0
-    schedule = next((each for each in scenario.schedules if isinstance(each, Sync)), Sync())
-    cluster = unchecked_copy(scenario.cluster, nodes=1, slow_devices=())
+    cluster = _ranks_of_rate(scenario, disturbance)
+    schedule = _measured_schedule(scenario, cluster)
     settings = tuple((name, value) for name, value in cluster if name != "uncertain")  # which is not hashable
-    step_s = _one_machine_s(settings, scenario.workload, scenario.host, schedule)
-    measured_s = cluster.world_size * scenario.workload.samples_per_step / disturbance.machine_samples_per_s
-    lost = max(0.0, measured_s - step_s) / float(compute_s(scenario.workload, cluster)[0])
+    simulated_s = partial(_constantly_late_s, settings, scenario.workload, scenario.host, schedule)
+    passes_s = float(compute_s(scenario.workload, cluster)[0])
+    n_samples = cluster.world_size * scenario.workload.samples_per_step
+    measured_s = n_samples / disturbance.machine_samples_per_s
+    lost = max(0.0, measured_s - simulated_s(0.0)) / passes_s
+    for _ in range(0 if isinstance(schedule, Sync) else _N_CORRECTIONS):
+        if lost:  # a delay hides communication, so a part of it costs nothing
+            lost = max(0.0, lost + (measured_s - simulated_s(lost)) / passes_s)
     if lost > 1:
-        simulated = f"{cluster.world_size * scenario.workload.samples_per_step / step_s:g}"
+        which = "of one machine together" if disturbance.rate_ranks is None else "of rate_ranks together"
         raise ScenarioError(
             f"{scenario.name}: machine_samples_per_s {disturbance.machine_samples_per_s:g} is far less than what "
-            f"the machine does when simulated, {simulated}: write the rate of all {cluster.world_size} GPUs of one "
-            f"machine together"
+            f"they do when simulated, {n_samples / simulated_s(0.0):g}: write the rate of all {cluster.world_size} "
+            f"GPUs {which}"
         )
-    return lost
+    return lost / disturbance.growth(cluster.world_size, scenario.cluster.gpus_per_node)
+
+
+def _ranks_of_rate(scenario: Scenario, disturbance: Interference) -> Cluster:
+    """Return the machines whose rate was measured."""
+    per_node = scenario.cluster.gpus_per_node
+    n_ranks = per_node if disturbance.rate_ranks is None else disturbance.rate_ranks
+    if n_ranks > per_node and n_ranks % per_node:
+        raise ScenarioError(
+            f"{scenario.name}: interference, rate_ranks: {n_ranks} GPUs are no whole number of machines of {per_node}"
+        )
+    sizes = {"nodes": max(1, n_ranks // per_node), "gpus_per_node": min(n_ranks, per_node)}
+    return unchecked_copy(scenario.cluster, **sizes, slow_devices=())
+
+
+def _measured_schedule(scenario: Scenario, cluster: Cluster) -> Schedule:
+    """Return the schedule under which these ranks reached a rate: the first that keeps all equal in each step."""
+    every_step = (each for each in scenario.schedules if each.kind in ("sync", "fsdp", "hsdp"))
+    found: Schedule = next((each for each in every_step if getattr(each, "between", None) is None), Sync())
+    problems = found.problems(Shape(cluster.world_size, cluster.gpus_per_node))
+    if problems:
+        ranks = f"{cluster.world_size} {plural(cluster.world_size, 'GPU')}"
+        hint = "write rate_ranks, how many reached it together"
+        raise ScenarioError(
+            f"{scenario.name}: interference: a rate of {ranks} under {found.name}: {problems[0][1]}: {hint}"
+        )
+    return found
 
 
 def _typical_lost(scenario: Scenario) -> float:
@@ -286,13 +328,20 @@ def _typical_lost(scenario: Scenario) -> float:
 
 
 @lru_cache(maxsize=64)
-def _one_machine_s(settings: tuple[tuple[str, object], ...], workload: Workload, host: Host, schedule: Sync) -> float:
-    """Return the seconds of a step without disturbances on a cluster of these settings."""
+def _constantly_late_s(
+    settings: tuple[tuple[str, object], ...],
+    workload: Workload,
+    host: Host,
+    schedule: Schedule,
+    lost: float,
+) -> float:
+    """Return the seconds of a step on a cluster of these settings, if each step of a rank loses the same share."""
     n_steps = 4
     cluster = Cluster.model_validate(dict(settings))
     scenario = Scenario(cluster=cluster, workload=workload, host=host, schedules=(schedule,), steps=n_steps)
-    plan = schedule.plan(job(scenario))
-    return run(plan, price(plan, cluster, workload), {}, observe=WholeTrace()).makespan_s / n_steps
+    late = scenario.changed(disturbances=[Interference(lost=lost, noise=0.0)]) if lost else scenario
+    plan = schedule.plan(job(late))
+    return run(plan, price(plan, cluster, workload), delays(late), observe=WholeTrace()).makespan_s / n_steps
 
 
 def simulate(

@@ -1,9 +1,9 @@
-"""What a rate that several GPUs reached together tells of one of them.
+"""What a rate that GPUs reached together tells of the passes of one of them.
 
-Such a rate contains communication that is not hidden. A simulation that computes at this rate and communicates as well
-counts it twice. So the utilization is the one with which the simulated job reaches the rate:
+Such a rate contains the update and, of several GPUs, communication that is not hidden. A simulation that computes at
+this rate and adds them counts them twice. So the utilization is the one with which the simulated job reaches the rate:
 
-    step time = FLOPs / (peak * utilization) + communication that is not hidden
+    step time = FLOPs / (peak * utilization) + communication that is not hidden, and the update
 """
 
 from simdist.configurations.rates import Rate
@@ -30,7 +30,7 @@ def schedule_of_rate(rate: Rate) -> FSDP:
 
 
 def utilization_of_rate(rate: Rate, cluster: Cluster, precision: Precision) -> float:
-    """Return the utilization with which a simulated job reaches a measured rate; on one GPU, that of the rate itself.
+    """Return the utilization with which a simulated job reaches a measured rate.
 
     Args:
         rate: What was measured.
@@ -48,8 +48,6 @@ def utilization_of_rate(rate: Rate, cluster: Cluster, precision: Precision) -> f
         return unchecked_copy(rate.workload(), utilization=Utilization(**{precision: share}), precision=precision)
 
     share = float(compute_s(at(1.0), machines)[0]) / rate.step_s
-    if rate.n_ranks == 1:
-        return share
     schedule = schedule_of_rate(rate)
     plan = schedule.plan(job(Scenario(cluster=machines, workload=at(share), schedules=(schedule,), steps=_N_STEPS)))
     for _ in range(_N_ITERATIONS):

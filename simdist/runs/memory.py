@@ -16,6 +16,7 @@ from simdist.plan.plan import ITEM_NBYTES
 from simdist.runs.building import Built
 from simdist.scenario.scenario import Scenario
 from simdist.scenario.workload import Workload
+from simdist.settings.units import format_nbytes
 from simdist.traces.memory import Occupancy, least_peak_nbytes, occupancy
 from simdist.traces.trace import Trace
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 #: A plan, and when its instances start and end on the first rank.
 _PlanTimes: TypeAlias = tuple[Plan, NDArray[np.float64], NDArray[np.float64]]
 
+_MOST_RESERVED = 1.18  # of what is counted: torchtitan, 1.05 to 1.18 (experiments/published_sharding)
 _MOST_ROWS = 50_000  # of a trace that is simulated for its memory
 _STEPS_AFTER = 1  # simulated after the first step of every kind
 
@@ -103,6 +105,17 @@ def not_counted(workload: Workload) -> str | None:
     return f"memory is counted without activations: {hint}"
 
 
+def surely_fits(nbytes: float, limit_nbytes: float) -> bool:
+    """Tell whether a limit holds what is in use, and what PyTorch's allocator reserves besides."""
+    return _MOST_RESERVED * nbytes <= limit_nbytes
+
+
+def may_not_fit(labels: Sequence[str], limit_nbytes: float) -> str:
+    """Say that a limit holds what some schedules use, but perhaps not what the allocator reserves for them."""
+    more = f"PyTorch's allocator reserves up to {_MOST_RESERVED - 1:.0%} more than is in use"
+    return f"{', '.join(labels)} may not fit in {format_nbytes(limit_nbytes)}: {more}"
+
+
 def least_nbytes(plan: Plan, workload: Workload) -> int:
     """Return bytes that are surely in use during a backward pass, whatever the times. No simulation is needed.
 
@@ -121,11 +134,15 @@ def least_nbytes(plan: Plan, workload: Workload) -> int:
 def _state_nbytes(plan: Plan, workload: Workload) -> int:
     """Return the bytes of the optimizers' states on one rank."""
     updates = [op for op in plan.distinct_ops if isinstance(op, ops.Optimize)]
+    counts = {buffer.name: buffer.count for buffer in plan.buffers}
     nbytes = {buffer.name: buffer.count * ITEM_NBYTES[buffer.dtype] for buffer in plan.buffers}
     of_inner = {name for op in updates if op.optimizer == "inner" for name in op.slices or op.params}
     of_outer = {name for op in updates if op.optimizer == "outer" for name in op.params}
-    n_states = OPTIMIZERS[workload.optimizer].n_states
-    return n_states * sum(nbytes[name] for name in of_inner) + sum(nbytes[name] for name in of_outer)
+    if workload.optimizer_nbytes is None:
+        inner = OPTIMIZERS[workload.optimizer].n_states * sum(nbytes[name] for name in of_inner)
+    else:
+        inner = workload.optimizer_nbytes * sum(counts[name] for name in of_inner)
+    return inner + sum(nbytes[name] for name in of_outer)
 
 
 def _activation_nbytes(plan: Plan, workload: Workload) -> dict[str, int]:

@@ -1,7 +1,6 @@
 """The machines: nodes, GPUs, the links inside and between nodes, and storage."""
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
@@ -11,6 +10,7 @@ from pydantic import Field, model_validator
 
 from simdist.plan.group import MAX_WORLD_SIZE
 from simdist.scenario.effects import WITHOUT_DATA, Uses
+from simdist.scenario.gpus import Generation, generation_of
 from simdist.scenario.link import Link
 from simdist.scenario.uncertain import Range, check_ranges
 from simdist.settings.base import Fault, Settings, SettingsGroup, refuse
@@ -27,24 +27,6 @@ from simdist.settings.units import (
     format_seconds,
 )
 
-#: Architectures by their first GPU for training. `pascal` stands for older ones, too, and `hopper` for later ones.
-Generation: TypeAlias = Literal["pascal", "volta", "ampere", "hopper", "mi250x", "mi300x"]
-
-_GENERATION_SINCE: tuple[tuple[float, Generation], ...] = (
-    (9.0, "hopper"),
-    (8.0, "ampere"),
-    (7.0, "volta"),
-    (0.0, "pascal"),
-)
-_GENERATION_NAMES: tuple[tuple[Generation, str], ...] = (
-    ("mi250x", "MI250X?|MI210"),
-    ("mi300x", "MI300[XA]?|MI325X?"),
-    ("hopper", "G?H[128]00|GH200|H20|G?B[123]00"),
-    ("ampere", "A[18]00|A[123]0G?|A40|A[4-6]000|RTX A[4-6]000|L4|L40S?|(RTX )?[34]0[6-9]0( Ti)?"),
-    ("volta", "V100|T4|TITAN (V|RTX)|QUADRO RTX [4-8]000|(RTX )?20[6-8]0( Ti)?"),
-    ("pascal", "K[248]0m?|M40|M60|P4|P40|P100|P10[26]-100|TITAN X[Pp]?|(GTX )?(9[78]0|10[6-8]0)( Ti)?"),
-)
-
 Library: TypeAlias = Literal["nccl", "nccl_simple", "gloo"]
 Transport: TypeAlias = Literal["rdma", "efa", "tcp", "tcpxo", "slingshot"]
 
@@ -58,21 +40,6 @@ _MAX_GPUS_OF_DOMAIN = 72  # NVIDIA GB200 NVL72
 
 _Index = Annotated[Whole, Field(ge=0)]
 Count = Annotated[Whole, Field(ge=1)]
-
-
-def generation_of(name: str, compute_capability: float | None) -> Generation | None:
-    """Return the generation of a GPU; None if neither tells it.
-
-    Args:
-        name: As people write it, such as `A100 SXM4 80 GB`.
-        compute_capability: As CUDA has it; it counts first.
-
-    >>> generation_of("Tesla P40", None), generation_of("", 8.9), generation_of("TPU v5e", None)
-    ('pascal', 'ampere', None)
-    """
-    if compute_capability is not None:
-        return next(generation for least, generation in _GENERATION_SINCE if compute_capability >= least)
-    return next((each for each, names in _GENERATION_NAMES if re.search(rf"\b({names})\b", name, re.IGNORECASE)), None)
 
 
 class Device(Settings):
@@ -208,8 +175,9 @@ class Disk(Settings):
         read_Bps: Bytes per second read, shared by the ranks of the node.
         write_Bps: Bytes per second written.
         latency_s: Seconds per file.
-        operations_per_s: Files per second that are read or written, shared by the ranks of the node; unlimited if
-            absent. A disk with one spindle does 1 / `latency_s`.
+        operations_per_s: Files per second that are read or written, shared by the ranks of the node. If absent, a disk
+            with the latency of a hard disk does 1 / `latency_s`, because its heads move for one file at a time. A
+            faster one does any number.
         capacity_nbytes: Bytes that it keeps at most; unlimited if absent.
         source: Where the numbers are from.
     """
@@ -219,9 +187,16 @@ class Disk(Settings):
     read_Bps: BytesPerSecond
     write_Bps: BytesPerSecond
     latency_s: Seconds = 0.0
-    operations_per_s: Annotated[PerSecond, Field(exclude_if=math.isinf)] = math.inf
+    operations_per_s: Annotated[PerSecond | None, Field(exclude_if=lambda rate: rate is None)] = None
     capacity_nbytes: Nbytes | None = Field(default=None, alias="capacity")
     source: str = ""
+
+    @property
+    def files_per_s(self) -> float:
+        """Files per second that the node reads or writes at most."""
+        if self.operations_per_s is not None:
+            return self.operations_per_s
+        return 1 / self.latency_s if self.latency_s >= _SEEK_S else math.inf
 
     def unused(self, uses: Uses) -> Iterator[str]:
         """Yield a sentence if the disk has no effect."""
@@ -230,11 +205,10 @@ class Disk(Settings):
 
     def remarks(self, uses: Uses) -> Iterator[str]:
         """Yield a sentence for each value that is doubtful if nodes keep files."""
-        if self.latency_s >= _SEEK_S and math.isinf(self.operations_per_s):
-            per_s = f"{1 / self.latency_s:.4g}"
+        if self.operations_per_s is None and math.isfinite(self.files_per_s):
             yield (
-                f"cluster.disk.latency of {format_seconds(self.latency_s)} is that of a hard disk, which does {per_s} "
-                f"files per second, and operations_per_s is unlimited: write operations_per_s: {per_s}"
+                f"cluster.disk.latency of {format_seconds(self.latency_s)} is that of a hard disk, which does "
+                f"{self.files_per_s:.4g} files per second: write operations_per_s if yours does more"
             )
         yield from _too_small("disk", self.capacity_nbytes, "file", uses.file_nbytes)
 
@@ -359,7 +333,8 @@ class ClusterCollectives(SettingsGroup):
         in_switch_reduction: Whether the switches of the fabric reduce (NVSwitch from Hopper on), and NCCL lets them.
         chunkwise: With gloo, members of a ring begin when they come and end when their own segments are through;
             without, they begin with the last and end together.
-        overhead_s: Seconds that a collective takes besides its messages: launch, and waking up its members.
+        overhead_s: Seconds that a collective takes besides its messages: launch, waking up its members, and the host's
+            time per call if the program waits for each result.
         launch_s: Seconds in which the thread of a process that drives all GPUs of a node launches a collective on one
             of them (`all_reduce_perf -g 8`); 0 with a process for each GPU.
     """

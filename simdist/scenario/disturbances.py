@@ -9,6 +9,7 @@ of an entry point of group `simdist.disturbances`.
 """
 
 import abc
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -414,7 +415,10 @@ def _listed(value: object) -> object:
 
 def _function(value: object, info: ValidationInfo) -> Callable[..., object]:
     """Return a function from Python, or one that a file names."""
-    found = load_reference(value, folder_of(info)) if isinstance(value, str) and is_reference(value) else value
+    form = "module:function, such as delays:quantile"
+    found = value
+    if isinstance(value, str) and is_reference(value):
+        found = load_reference(value, folder_of(info), form=form, is_wanted=callable)
     if not callable(found):
         raise ValueError(f"{shown(value)}: write a function, or its name in a file, such as delays:quantile")
     return found
@@ -462,6 +466,11 @@ class Drawn(_Disturbance):
         return self.values is not None and not any(self.values)
 
 
+def mean_of_longest(n: int) -> float:
+    """Return the mean of the longest of some exponential delays of mean 1."""
+    return math.fsum(1 / i for i in range(1, n + 1))
+
+
 class Interference(_Disturbance):
     """What the GPUs of a machine lose beside communication: to its kernels, to shared memory, host and power, to noise.
 
@@ -476,6 +485,8 @@ class Interference(_Disturbance):
             precision.
         machine_samples_per_s: Measured samples per second of one machine, all its GPUs training synchronously; what the
             simulated machine does without this disturbance tells `lost`, see `simdist.runs.building.lost_share`.
+        rate_ranks: GPUs that reached this rate together, if they are not those of one machine: some of them, or those
+            of several machines, such as all that share a model.
         noise: Share of the loss that is the longest of exponential delays; the rest is constant.
     """
 
@@ -485,6 +496,7 @@ class Interference(_Disturbance):
     on: Channel = "compute"
     lost: Fraction | None = None
     machine_samples_per_s: Annotated[PerSecond, Field(gt=0, allow_inf_nan=False)] | None = None
+    rate_ranks: Annotated[Whole | None, Field(ge=1, le=1_000_000, exclude_if=lambda n_ranks: n_ranks is None)] = None
     typical: Annotated[bool, Field(exclude_if=lambda typical: not typical)] = False
     noise: Fraction = 0.5
 
@@ -494,7 +506,13 @@ class Interference(_Disturbance):
         if n_given != 1:
             hint = "write either lost, e.g. 5%, or machine_samples_per_s, or typical: true"
             refuse("Interference", [(("lost",), hint)])
+        if self.rate_ranks is not None and not self.machine_samples_per_s:
+            refuse("Interference", [(("rate_ranks",), "GPUs of which rate? Write machine_samples_per_s beside it")])
         return self
+
+    def growth(self, n_ranks: int, ranks_per_node: int) -> float:
+        """Return the mean loss of so many ranks over that of one machine."""
+        return 1 - self.noise + self.noise * mean_of_longest(n_ranks) / mean_of_longest(ranks_per_node)
 
     @property
     def is_random(self) -> bool:

@@ -23,7 +23,7 @@ from simdist.scenario.portable import exp, normal_quantile
 
 # With more delays, sums over runs are near a normal distribution. Where runs seldom have two, differences between
 # schedules come from delays that meet, which are far rarer.
-_FEW_IN_A_RUN = 10.0
+_FEW_IN_A_RUN = 20.0
 _FEW_IN_ALL_RUNS = 100.0
 _SELDOM_TWO = 2.0
 _HEAVY_SHAPE = 4.0  # a Pareto tail up to here has no fourth moment, so variances of samples are erratic

@@ -233,6 +233,88 @@ def value_at(settings: Settings, path: Path) -> object:
     return here
 
 
+def refuse_bare(settings: Settings, path: Path, value: object) -> None:
+    """Refuse a number without a unit for a field whose key in files does not tell the unit.
+
+    Raises:
+        ValidationError: It is one; the message names the attribute, which takes numbers in SI units.
+        ValueError: The path leads nowhere.
+    """
+    above = value_at(settings, path[:-1])
+    if _is_settings(above):
+        model = above if isinstance(above, type) else type(above)
+        if issubclass(model, Settings):
+            refuse(model.__name__, [((), message) for _, message in bare_numbers(model, {path[-1]: value})])
+
+
+def value_in_files(settings: Settings, path: Path, value: object) -> Any:
+    """Return a value from Python for a field as a file has it: an object, a mapping, an array, a list of them.
+
+    Args:
+        settings: Those that have the field, such as a scenario.
+        path: Of the field, in keys of files or names of attributes.
+        value: The new value.
+
+    Raises:
+        ValidationError: It is wrong.
+        ValueError: The path leads nowhere.
+    """
+    annotation = _annotation(settings, path)
+    if annotation is None:
+        return value
+    written = plain(value)
+    alone = create_model("_Value", __base__=Settings, __module__=__name__, value=(annotation, ...))
+    try:
+        found: Any = alone.model_validate({"value": written})
+    except ValidationError as error:
+        refuse(path_text(path), [(each["loc"][1:], each["msg"]) for each in error.errors(include_url=False)])
+        raise
+    in_file: Any = strict_yaml.with_numbers_as_keys(found.model_dump(mode="json", by_alias=True))
+    return as_written(found.value, in_file["value"], written)
+
+
+def _annotation(settings: Settings, path: Path) -> Any:
+    """Return the type of a field, or of an item of a list; None if it has none of its own."""
+    above = value_at(settings, path[:-1])
+    if _is_settings(above):
+        model = above if isinstance(above, type) else type(above)
+        name = str(path[-1]) if path[-1] in model.model_fields else _attribute(model, path[-1], path[:-1])
+        field = model.model_fields[name]
+        return Annotated[field.annotation, *field.metadata, ""]
+    if isinstance(above, tuple) and isinstance(path[-1], int):
+        of_list = _annotation(settings, path[:-1])
+        while of_list is not None and get_origin(of_list) is Annotated:
+            of_list = get_args(of_list)[0]
+        return get_args(of_list)[0] if get_origin(of_list) is tuple else None
+    return None
+
+
+def as_written(found: object, in_file: Any, written: object) -> Any:
+    """Return settings as a file has them, with the keys that a value from Python has and no others.
+
+    Args:
+        found: The settings, or a list of them.
+        in_file: The same, as a file has them.
+        written: What they were made of, under the keys of files or under names of attributes.
+    """
+    if isinstance(written, str):  # such as the name of a preset
+        return written
+    if isinstance(found, tuple) and isinstance(written, list | tuple) and len(found) == len(written):
+        return [as_written(*each) for each in zip(found, in_file, written, strict=True)]
+    if not (isinstance(found, Settings) and isinstance(written, Mapping)):
+        return in_file
+    alias_of: dict[str, str] = {name: field.alias or name for name, field in type(found).model_fields.items()}
+    name_of = {alias: name for name, alias in alias_of.items()}
+    kept: dict[str, Any] = {}
+    for key, value in written.items():
+        alias = str(alias_of.get(key, key))
+        if alias in name_of and alias in in_file:
+            kept[alias] = as_written(getattr(found, name_of[alias]), in_file[alias], value)
+        else:  # `preset`, or null
+            kept[alias] = value
+    return kept
+
+
 def with_value(here: Any, path: Path, value: object) -> Any:
     """Return settings with another value of a field that `find_field` has found, not validated again."""
     if not path:

@@ -19,6 +19,18 @@ def is_log(names: Iterable[object]) -> bool:
     return {*names} >= _PLACE
 
 
+def is_bare_log(array: NDArray[np.float64]) -> bool:
+    """Tell whether an array without names is surely a log: three columns, and each step and rank in one row."""
+    if array.ndim != 2 or array.shape[1] != 3 or len(array) < 2:
+        return False
+    names = ("step", "rank", "seconds")
+    try:
+        table_of_log(names, lambda name: array[:, names.index(str(name))])
+    except ValueError:
+        return False
+    return True
+
+
 def table_of_log(names: Iterable[object], column: Callable[[object], ArrayLike]) -> NDArray[np.float64]:
     """Return the delays of a log.
 

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, ValidationInfo
 
 from simdist.arrays import ArrayError, Declared, open_arrays
 from simdist.files import open_regular, read_content
-from simdist.scenario.logs import is_log, table_of_log
+from simdist.scenario.logs import is_bare_log, is_log, table_of_log
 from simdist.settings.base import folder_of, refuse, shown
 
 _MOST = 1e9  # seconds, tokens or times the bandwidth: more is another column, or another unit
@@ -54,14 +54,20 @@ def _written(value: Any) -> Path:
 
     Equal arrays have the same file, so that equal settings are equal. The files are removed when Python ends.
     """
+    value = _with_columns(value)
     try:
-        array = _of_frame(value) if isinstance(value, _Frame) else np.asarray(value, dtype=np.float64)
+        array = _of_frame(value) if isinstance(value, _Frame) else _of_columns(value)
     except (TypeError, ValueError) as error:
         if isinstance(value, _Frame):
             raise ValueError(f"{shown(list(value.columns))}: {error}") from None
         raise ValueError(f"{shown(value)} is not a recording: {_NAME}, or give a two-dimensional array") from None
     if array.ndim not in (2, 3) or not array.size:
         raise ValueError(f"an array of shape {list(array.shape)} is not a recording: give it two dimensions")
+    if is_bare_log(array):
+        raise ValueError(
+            f"an array of shape {list(array.shape)} whose first columns number steps and ranks is a log, and no table "
+            f"[n_steps, world_size]: give a frame with columns step, rank and seconds"
+        )
     content = np.ascontiguousarray(array)
     digest = hashlib.sha256(f"{content.shape}".encode() + content.tobytes()).hexdigest()[:16]
     path = Path(_folder().name) / f"array-{digest}.npz"
@@ -78,6 +84,20 @@ class _Frame(Protocol):
     def columns(self) -> Iterable[object]: ...
 
     def __getitem__(self, name: Any, /) -> Any: ...
+
+
+def _with_columns(value: Any) -> Any:
+    """Return what is indexed by step and rank, as pandas does, with these as columns."""
+    names = getattr(getattr(value, "index", None), "names", ())
+    return value.reset_index() if is_log(names) else value
+
+
+def _of_columns(value: Any) -> NDArray[np.float64]:
+    """Return the delays of a log with named columns, as a mapping or an array of records, or of an array."""
+    names = value if isinstance(value, Mapping) else getattr(getattr(value, "dtype", None), "names", None)
+    if names is not None:
+        return table_of_log(names, lambda name: value[name])
+    return np.asarray(value, dtype=np.float64)
 
 
 def _of_frame(frame: _Frame) -> NDArray[np.float64]:

@@ -19,7 +19,6 @@ Where recordings are resampled, the block that a run has at a place follows from
 disturbance: what was recorded together stays together. It has a key of its own, and 16 blocks a tile.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, assert_never, final
@@ -245,7 +244,7 @@ class _Source:
             case kinds.Interference(lost=lost, noise=noise):
                 assert lost is not None, "lost_share tells it"
                 lost_s = lost * self._compute_s[:, np.newaxis]
-                shares = kinds.Exponential(mean_s=noise / _mean_of_longest(self._ranks_per_node))
+                shares = kinds.Exponential(mean_s=noise / kinds.mean_of_longest(self._ranks_per_node))
                 return self._evenly(lost_s * (1.0 - noise + _continuous(shares, uniforms, start, stop)))
             case kinds.CustomDisturbance() as custom:
                 return self._custom(custom, start, stop)
@@ -303,7 +302,11 @@ class _Source:
         """Refuse code of a user with random numbers of its own: its delays would not follow from the seed."""
         if self._agrees:
             return
-        if not np.array_equal(np.asarray(delays()), np.asarray(delays())):
+        try:
+            one, two = (np.asarray(delays()) for _ in range(2))
+        except Exception as error:  # whatever the code of a user raises
+            raise ScenarioError(f"disturbance {what} fails: {type(error).__name__}: {error}") from error
+        if not np.array_equal(one, two):
             raise ScenarioError(
                 f"disturbance {what} returns other delays for the same numbers: draw none of its own; those that it is "
                 f"given are random, as in lambda u: -0.05 * np.log(u)"
@@ -404,11 +407,6 @@ def _pausing_working_or_playing(
     if isinstance(disturbance, kinds.Pauses):
         return Pausing(disturbance, uniforms)
     return Working(disturbance, uniforms, compute_s, micro_batches, seeds)
-
-
-def _mean_of_longest(n: int) -> float:
-    """Return the mean of the longest of some exponential delays of mean 1."""
-    return math.fsum(1 / i for i in range(1, n + 1))
 
 
 def _grown(sets_in: tuple[int, int] | None, start: int, stop: int) -> _Floats:

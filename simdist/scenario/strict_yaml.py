@@ -106,6 +106,17 @@ def parse(text: str) -> Document:
     return document
 
 
+def with_numbers_as_keys(value: object) -> object:
+    """Undo that JSON has only text as keys: `levels: {2: 8}` must not become `levels: {'2': 8}`."""
+    match value:
+        case dict():
+            return {int(key) if key.isdigit() else key: with_numbers_as_keys(item) for key, item in value.items()}
+        case list():
+            return [with_numbers_as_keys(item) for item in value]
+        case _:
+            return value
+
+
 def dump(value: object) -> str:
     """Write YAML that `parse` reads back as the same value, and other loaders too."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None)

@@ -131,6 +131,8 @@ class Workload(Settings):
             1 for all of it. A stated or measured backward pass includes it. A model without blocks is one block.
         optimizer: `sgd` with momentum; `adamw`, also Adam, with two moments; or `lars`, with trust ratios of all
             tensors, computed before the update.
+        optimizer_nbytes: Bytes that the optimizer needs for each parameter, besides parameter and gradient: its state,
+            and what an update needs. If absent, one or two numbers of `dtype`, as the optimizer has.
         optimize_s: Seconds of a step's optimizer, without trust ratios; from the memory traffic if absent.
         trust_ratios_s: Seconds of the trust ratios of all tensors, an equal part for each; from the memory traffic if
             absent.
@@ -162,6 +164,7 @@ class Workload(Settings):
     backward_s: Seconds | None = None
     recompute: Annotated[Fraction, Field(exclude_if=lambda share: share == 0)] = 0.0
     optimizer: OptimizerName = "sgd"
+    optimizer_nbytes: Annotated[Nbytes | None, Field(exclude_if=lambda nbytes: nbytes is None)] = None
     optimize_s: Seconds | None = None
     trust_ratios_s: Seconds | None = None
     decode_s: Seconds = 0.0

@@ -267,6 +267,9 @@ def plain(value: object) -> object:
             return tuple(plain(item) for item in value)
         case _ if hasattr(value, "__array__"):  # of numpy, or a column of pandas or another library
             array = np.asarray(value)
+            is_indexed = getattr(getattr(value, "index", None), "nlevels", 1) > 1
+            if array.dtype.names or is_indexed:  # records, and columns by step and rank: only recordings take them
+                return value
             return value if array.ndim > 1 else plain(list(array) if array.ndim else array[()])
         case _:
             return value

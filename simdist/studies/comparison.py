@@ -7,7 +7,7 @@ differences are not noise. Intervals are 95 % confidence intervals over seeds, f
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -172,6 +172,8 @@ class Comparison(list[Row]):
         self.baseline = baseline
         self.title = title
         self.measured = tuple(measured)
+        self.warm_up = 0
+        self.drawn: Remark | None = None  # on the number of seeds, if they were as many as it takes
 
     @property
     def base(self) -> Row:
@@ -182,9 +184,10 @@ class Comparison(list[Row]):
     def remarks(self) -> tuple[Remark, ...]:
         """What to know beside the table: remarks on the scenario, then on the rows."""
         chances = chances_of(self.scenario, self[0].seeds)
-        of_chance = (*chance_remarks(chances, self.measured), *too_few_seeds(self))
+        seeds = [self.drawn] if self.drawn else too_few_seeds(self)
+        of_chance = (*chance_remarks(chances, self.measured), *seeds)
         of_rows = (*facet_remarks(self.scenario, self), *unclear(self.scenario, self, self.base))
-        return (*remarks_of(self.scenario), *of_rows, *of_chance)
+        return (*remarks_of(self.scenario, warm_up=self.warm_up), *of_rows, *of_chance)
 
     def document(self) -> dict[str, object]:
         """Return the comparison as JSON has it.
@@ -208,9 +211,31 @@ class Comparison(list[Row]):
         tables = [table_text(self.title, columns, [each.cells(facets) for each in self]), *facets_text(self, self.base)]
         return "\n\n".join([*tables, *below_table(self.remarks)])
 
-    def frame(self) -> "pd.DataFrame":
-        """Return the rows as a pandas frame, see `frame`; its `attrs` have the `remarks`."""
-        return with_remarks(frame(self), self.remarks)
+    def frame(self, *, per: Literal["schedule", "seed"] = "schedule") -> "pd.DataFrame":
+        """Return the rows as a pandas frame, see `frame`; its `attrs` have the `remarks`.
+
+        Args:
+            per: `seed` returns a row for each schedule and seed instead, with its times as simulated: `schedule`,
+                `seed`, `step_s`, `speedup` and the seconds in each state.
+        """
+        return with_remarks(frame(self) if per == "schedule" else self._per_seed(), self.remarks)
+
+    def _per_seed(self) -> "pd.DataFrame":
+        from simdist.studies.columns import frame_of_records
+
+        runs = [each.as_simulated for each in self.measured]
+        base = runs[[each.label for each in runs].index(self.baseline)]
+        return frame_of_records(
+            {
+                "schedule": each.label,
+                "seed": self.scenario.seed + number,
+                "step_s": step_s,
+                "speedup": base.step_s[number] / step_s,
+                **{f"{state}_s": seconds[number] for state, seconds in each.states_s.items()},
+            }
+            for each in runs
+            for number, step_s in enumerate(each.step_s)
+        )
 
     def plot(self) -> "Figure":
         """Draw the speed-ups with their intervals, and where the step time goes."""
@@ -228,7 +253,7 @@ class Comparison(list[Row]):
         return html_of(self)
 
 
-def compare(
+def compare(  # noqa: PLR0913 (one for each option)
     scenario: AnyScenario,
     *,
     baseline: str | None = None,
@@ -238,6 +263,7 @@ def compare(
     measured: list[ScheduleTimes] | None = None,
     actors: "Sequence[Actor]" = (),
     facets: Sequence[Facet[Any]] = FACETS,
+    warm_up: int = 0,
 ) -> Comparison:
     """Return the speed-up table of a scenario, in the order of its schedules.
 
@@ -251,9 +277,11 @@ def compare(
             a call with the same list goes on with the first schedule that it lacks.
         actors: Processes of the user, see `simdist.engines.actors`; each schedule and seed starts them anew.
         facets: Optional topics, in the order of their keys.
+        warm_up: First steps that are left out of the means, see `simdist.studies.lengths`; facets are of all steps.
 
     Raises:
-        ScenarioError: There is no such baseline, or `measured` has the times of another scenario.
+        ScenarioError: There is no such baseline, `measured` has the times of another scenario, or `warm_up` does not
+            fit.
         PlanError: A schedule does not fit the cluster.
         UnsupportedError: `fast` was asked for and cannot compute a schedule exactly.
     """
@@ -271,12 +299,27 @@ def compare(
             times = measure_with_additions(
                 its, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw, facets=facets
             )
+            if warm_up:
+                times = _without_warm_up(its, built, times, warm_up)
         measured.append(replace(times, scenario=scenario))
     base = measured[scenario.schedules.index(reference)]
     rows = [row(each, base) for each in measured]
     has_ranges = any(each.of(RANGES) or each.step_s_range for each in rows)
     title = _title(scenario, reference.name, n_seeds, has_ranges=has_ranges)
-    return Comparison(rows, scenario=scenario, baseline=reference.name, title=title, measured=measured)
+    found = Comparison(rows, scenario=scenario, baseline=reference.name, title=title, measured=measured)
+    found.warm_up = warm_up
+    return found
+
+
+def _without_warm_up(scenario: Scenario, built: Built, times: ScheduleTimes, warm_up: int) -> ScheduleTimes:
+    """Return the times of a schedule without its first steps."""
+    from simdist.studies.lengths import scenario_of_warm_up, without_first
+
+    early = scenario_of_warm_up(scenario, warm_up)
+    short = replace(build(early, built.schedule), actors=built.actors)
+    engine: Engine = "des" if times.engine == "des" else "auto"
+    first = corrected(early, short, measure(early, short, n_seeds=len(times.step_s), engine=engine, facets=()))
+    return without_first(times, first, n_steps=scenario.steps, warm_up=warm_up)
 
 
 def _check_measured(measured: Sequence[ScheduleTimes], scenario: Scenario, n_seeds: int) -> None:

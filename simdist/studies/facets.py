@@ -665,8 +665,12 @@ class _MemoryFacet(Facet[_PeakMemory | None]):
 
     def remarks(self, scenario: Scenario | None, lines: Sequence[Line[_PeakMemory | None]]) -> list[Remark]:
         """Name the schedules that do not fit, and say what is not counted. Only what is counted in full surely fits."""
+        from simdist.runs.memory import may_not_fit, not_counted, surely_fits
+
         found = []
         in_part = next((each.value.not_counted for each in lines if each.value), "")
+        if not in_part and scenario is not None and scenario.cluster.device.memory_nbytes is not None:
+            in_part = not_counted(scenario.workload) or ""  # also where nothing is shown, because the rest fits
         least = "at least " if in_part else ""
         for each in lines:
             if each.value and not each.value.fits:
@@ -675,6 +679,11 @@ class _MemoryFacet(Facet[_PeakMemory | None]):
                 text = f"{each.schedule} needs {needs} on a device that has {has}"
                 found.append(Remark("accuracy", text, each.schedule))
         fitting = [each.schedule for each in lines if each.value and each.value.fits]
+        limits = {each.schedule: each.value for each in lines if each.value and each.value.limit_nbytes and not in_part}
+        near = [label for label, of in limits.items() if of.fits and not surely_fits(of.nbytes, of.limit_nbytes or 0)]
+        if near:
+            found.append(Remark("accuracy", may_not_fit(near, limits[near[0]].limit_nbytes or 0)))
+            fitting = [label for label in fitting if label not in near]
         if found and fitting and not in_part:
             found.append(Remark("result", f"{', '.join(fitting)} {'fits' if len(fitting) == 1 else 'fit'}"))
         return [*found, Remark("assumption", in_part)] if in_part else found

@@ -223,8 +223,7 @@ def corrected_by(known: KnownDelays, cost: CostOfDelay, measured: ScheduleTimes,
         return measured
     states_s = {state: its - cost.states_s[state] * surplus_s for state, its in measured.states_s.items()}
     unseen_s = math.hypot(measured.unseen_s, known.unseen_s(cost.n_pilots) / n_steps)
-    run_s = measured.as_simulated_s
-    return replace(measured, step_s=step_s, states_s=states_s, run_s=run_s, unseen_s=unseen_s)
+    return replace(measured, step_s=step_s, states_s=states_s, uncorrected=measured.as_simulated, unseen_s=unseen_s)
 
 
 def _piloted(scenario: Scenario, built: Built, known: KnownDelays, extra_s: float) -> ScheduleTimes:
@@ -309,9 +308,9 @@ def chance_remarks(chances: Chances, measured: Sequence[ScheduleTimes]) -> list[
         measured: Times of each schedule, with the same seeds.
     """
     n_seeds = len(measured[0].step_s)
-    found = [*chances.rare] if any(each.run_s is not None for each in measured) else []
+    found = [*chances.rare] if any(each.uncorrected is not None for each in measured) else []
     if chances.tails:
-        runs = "; ".join(f"{each.label} {_middle(each.as_simulated_s)}" for each in measured)
+        runs = "; ".join(f"{each.label} {_middle(each.as_simulated.step_s)}" for each in measured)
         of_runs = f"step time of single runs, the median and 95 of 100: {runs}"
         found += [replace(each, text=f"{each}; {of_runs}") for each in chances.tails]
     equal = [each.label for each in measured if math.isinf(each.unseen_s)]

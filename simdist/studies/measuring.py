@@ -41,8 +41,7 @@ class ScheduleTimes:
         step_s: Seconds per step of each seed, `[n_seeds]`.
         states_s: Seconds per step in each state, averaged over ranks, by seed: state -> `[n_seeds]`.
         facets: Optional topics, such as epochs.
-        run_s: Seconds per step of each seed as simulated, where `step_s` is corrected by
-            `simdist.studies.known_delays`; else None.
+        uncorrected: The times as simulated, where they are corrected by `simdist.studies.known_delays`; else None.
         unseen_s: Half the width that the interval of `step_s` has at least, because rare delays may not have been met.
         drawn: If something is uncertain, and that was measured, of each draw, `[n_draws]`: `step`, its seconds per
             step; `stated`, those of the same seed as stated; and by path its place in the range of a quantity, 0 to 1.
@@ -55,7 +54,7 @@ class ScheduleTimes:
     drawn: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     facets: FacetValues = field(default_factory=FacetValues)
     scenario: Scenario | None = field(default=None, repr=False)
-    run_s: NDArray[np.float64] | None = None
+    uncorrected: "ScheduleTimes | None" = field(default=None, repr=False)
     unseen_s: float = 0.0
 
     def of(self, facet: Facet[ValueT]) -> ValueT:
@@ -67,9 +66,9 @@ class ScheduleTimes:
         return Line(self.label, float(self.step_s.mean()), self.of(facet))
 
     @property
-    def as_simulated_s(self) -> NDArray[np.float64]:
-        """Seconds per step of each seed, not corrected."""
-        return self.step_s if self.run_s is None else self.run_s
+    def as_simulated(self) -> "ScheduleTimes":
+        """The times of each seed, not corrected."""
+        return self.uncorrected or self
 
     def divided(self, n_parts: int) -> "ScheduleTimes":
         """Return seconds per part of a step, such as a micro-batch, in place of those per step."""
@@ -77,10 +76,16 @@ class ScheduleTimes:
         drawn = {name: values / (n_parts if name in TIMES_OF_DRAWS else 1) for name, values in self.drawn.items()}
         step_s = self.step_s / n_parts
         facets = self.facets.divided(n_parts)
-        run_s = None if self.run_s is None else self.run_s / n_parts
+        uncorrected = self.uncorrected and self.uncorrected.divided(n_parts)
         unseen_s = self.unseen_s / n_parts
         return replace(
-            self, step_s=step_s, states_s=states_s, drawn=drawn, facets=facets, run_s=run_s, unseen_s=unseen_s
+            self,
+            step_s=step_s,
+            states_s=states_s,
+            drawn=drawn,
+            facets=facets,
+            uncorrected=uncorrected,
+            unseen_s=unseen_s,
         )
 
 

@@ -86,7 +86,8 @@ class Doubt:
         n_rows: Published rows of that class.
         n_families: Families of these.
         logs: log(measured / simulated) at evenly spaced places from 0 to 1, for each of `sizes`.
-        sizes: Bytes of a collective; one entry if size does not matter.
+        sizes: Bytes of a collective, or microseconds that a step computes which reads from storage; one entry if size
+            does not matter.
         known: Share of the time that is stated to be lost, and so already simulated.
     """
 
@@ -110,17 +111,17 @@ class Doubt:
         errors = f"errors of {self.n_rows} published rows, {_TITLES[self.kind]}{of}"
         return f"{self.name} ({errors}): measure {_MEASURE[self.kind]}"
 
-    def factor(self, place: float, nbytes: int = 1) -> float:
+    def factor(self, place: float, size: float = 1) -> float:
         """Return what multiplies a time at a place from 0 to 1."""
-        return self.factor_at(self.logs_at(place), nbytes)
+        return self.factor_at(self.logs_at(place), size)
 
     def logs_at(self, place: float) -> list[float]:
         """Return log(measured / simulated) at a place from 0 to 1, for each of `sizes`."""
         return [_interpolated(each, place) for each in self.logs]
 
-    def factor_at(self, logs: Sequence[float], nbytes: int) -> float:
+    def factor_at(self, logs: Sequence[float], size: float) -> float:
         """Return what multiplies a time, given the logarithms at its place."""
-        between = float(np.interp(math.log(max(nbytes, 1)), np.log(self.sizes), logs))
+        between = float(np.interp(math.log(max(size, 1)), np.log(self.sizes), logs))
         return math.exp(between) / (1 + self.known)
 
 
@@ -157,7 +158,7 @@ def kinds_of_step(scenario: Scenario, hardware: str, table: _Table) -> tuple[Dou
     if scenario.workload.batch_over_measured != 1:
         found.append(batch_doubt(table, scenario.workload))
     lost = _lost(scenario)
-    n_measured = scenario.workload.measured_ranks
+    n_measured = _measured_ranks(scenario)
     if n_measured < cluster.gpus_per_node and lost is not None and not scenario.imported:
         found.append(replace(_training_doubt(table, "machine", *of_training), known=lost))
     if cluster.n_domains > 1 and n_measured < cluster.world_size and not scenario.imported:
@@ -175,20 +176,29 @@ def kinds_of_step(scenario: Scenario, hardware: str, table: _Table) -> tuple[Dou
 
 
 def _lost(scenario: Scenario) -> float | None:
-    """Return the share that a machine is stated to lose; None if its rate or a range of the loss is known."""
-    of = [each for each in scenario.disturbances if isinstance(each, Interference)]
-    has_range = any(path.endswith(".lost") for path in scenario.uncertain)
-    if has_range or any(each.machine_samples_per_s for each in of):
+    """Return the share that a machine is stated to lose; None if a range of the loss is known."""
+    if any(path.endswith(".lost") for path in scenario.uncertain):
         return None
-    return math.fsum(lost_share(scenario, each) for each in of)
+    return math.fsum(lost_share(scenario, each) for each in _interference(scenario))
+
+
+def _interference(scenario: Scenario) -> list[Interference]:
+    return [each for each in scenario.disturbances if isinstance(each, Interference)]
+
+
+def _measured_ranks(scenario: Scenario) -> int:
+    """Return the GPUs that were measured together: at the workload's utilization, or at a rate."""
+    per_node = scenario.cluster.gpus_per_node
+    of_rates = [each.rate_ranks or per_node for each in _interference(scenario) if each.machine_samples_per_s]
+    return max(scenario.workload.measured_ranks, *of_rates, 1)
 
 
 def _is_measured(cluster: Cluster, kind: Literal["fabric", "network"]) -> bool:
     """Tell whether published rows say nothing of a link: it is measured or ideal, or the library is not NCCL."""
     link = cluster.fabric if kind == "fabric" else cluster.network
     efficiency = cluster.uncertain.get(f"{kind}.efficiency")
-    is_calibrated = any(each.source.startswith(_CALIBRATED) for each in cluster.uncertain.values())
     is_told = efficiency is not None and efficiency.source.startswith(CALIBRATED)
+    is_calibrated = any(each.source.startswith(_CALIBRATED) for each in cluster.uncertain.values())
     is_measured = is_calibrated or is_told or link.table is not None
     return is_measured or link == Link.ideal() or not cluster.collectives.library.startswith("nccl")
 
@@ -263,9 +273,13 @@ def collective_doubt(table: _Table, kind: _Kind, link: str) -> Doubt:
 
 
 def storage_doubts(table: _Table) -> tuple[Doubt, Doubt]:
-    """Return the doubts of loads that take longer than computing, and of passes beside loads that take less."""
+    """Return the doubts of loads that take longer than computing, and of passes beside loads that take less.
+
+    Both depend on how long a step computes. Of a step of milliseconds, what the host does besides is a large part.
+    """
     kinds: tuple[_Kind, _Kind] = ("storage", "input")
-    reading, computing = (_doubt(kind, table["storage"], (kind,), (1,)) for kind in kinds)
+    of = table["storage"]
+    reading, computing = (_doubt(kind, of["classes"], (kind,), tuple(of["step_us"])) for kind in kinds)
     return reading, computing
 
 
@@ -291,8 +305,9 @@ def doubted(plan: Plan, costs: Costs, at: Mapping[Doubt, float]) -> Costs:
         costs: Its prices.
         at: Place of each doubt in its distribution, from 0 to 1.
     """
-    computing = math.prod(each.factor(place) for each, place in at.items() if each.kind in _OF_COMPUTING)
-    reading = math.prod(each.factor(place) for each, place in at.items() if each.kind == "storage")
+    step_us = _computing_us(plan, costs)
+    computing = math.prod(each.factor(place, step_us) for each, place in at.items() if each.kind in _OF_COMPUTING)
+    reading = math.prod(each.factor(place, step_us) for each, place in at.items() if each.kind == "storage")
     by_kind = {each.kind: (each, each.logs_at(place)) for each, place in at.items()}
     buffers = {buffer.name: buffer for buffer in plan.buffers}
     kinds: dict[Group, _Kind] = {}
@@ -321,6 +336,12 @@ def doubted(plan: Plan, costs: Costs, at: Mapping[Doubt, float]) -> Costs:
         return cost
 
     return replace(costs, of={op: price(op, cost) for op, cost in costs.of.items()})
+
+
+def _computing_us(plan: Plan, costs: Costs) -> float:
+    """Return the microseconds that the first step computes, on the mean rank."""
+    passes = (costs.of[op] for op in plan.bodies[0] if isinstance(op, Forward | Backward))
+    return 1e6 * math.fsum(float(np.mean(cost.seconds)) for cost in passes if isinstance(cost, Local))
 
 
 def _read_slower(cost: Shared | Varying, factor: float, resources: Resources) -> Shared | Varying:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from simdist.errors import SimdistWarning, naming
-from simdist.runs.building import in_steps, lost_share
+from simdist.runs.building import dataset, in_steps, job, lost_share
 from simdist.scenario import Interference, Scenario
 from simdist.scenario.warnings import unstated, warnings_of
 from simdist.settings.units import Elapsed, format_duration, format_share
@@ -24,6 +24,7 @@ Kind: TypeAlias = Literal["input", "derived", "assumption", "result", "accuracy"
 
 _OF_INPUTS = ("input", "derived")
 _DOUBTS = ("input", "accuracy")
+_FEW_PERIODS = 10  # of a schedule in a run
 _WIDTH = 120  # columns of a sentence
 _MOST_SHOWN = 20  # remarks on a table of many points
 _CALLERS = 3  # frames from `warnings.warn` to the code of the user
@@ -119,14 +120,40 @@ def warn_of(name: str, remarks: Sequence[Remark]) -> None:
             warnings.warn(f"{name}: {each}", SimdistWarning, stacklevel=_CALLERS)
 
 
-def remarks_of(scenario: Scenario) -> tuple[Remark, ...]:
-    """Return the remarks on a scenario: its warnings, what follows from its settings, and what they do not state."""
+def remarks_of(scenario: Scenario, *, warm_up: int = 0) -> tuple[Remark, ...]:
+    """Return the remarks on a scenario: its warnings, what follows from its settings, and what they do not state.
+
+    Args:
+        scenario: The scenario.
+        warm_up: First steps that are left out of its means.
+    """
     sentences: dict[Kind, Iterable[str]] = {
         "input": warnings_of(scenario),
         "derived": _derived(scenario),
         "assumption": unstated(scenario.cluster, scenario.schedules),
     }
-    return tuple(Remark(kind, text, _place(text)) for kind, texts in sentences.items() for text in texts)
+    found = [Remark(kind, text, _place(text)) for kind, texts in sentences.items() for text in texts]
+    return (*found, *_on_lengths(scenario, warm_up))
+
+
+def _on_lengths(scenario: Scenario, warm_up: int) -> Iterator[Remark]:
+    """Yield a remark on each schedule whose periods the run cuts, or to which the run's end makes a difference.
+
+    That runs are shorter than a period is said elsewhere.
+    """
+    if dataset(scenario) is not None:
+        return
+    for i, schedule in enumerate(scenario.schedules):
+        cycle = schedule.cycle(job(scenario))
+        left_out = warm_up or cycle.start
+        n_steps = scenario.steps - left_out
+        n_periods = n_steps / len(cycle)
+        waits_at_end = getattr(schedule, "overlap_steps", 0) > 0 and not warm_up
+        if 1 <= n_periods < _FEW_PERIODS and (n_steps % len(cycle) > 0 or waits_at_end):
+            has = f"{schedule.name}: the run has {n_periods:.1f} periods of {len(cycle)} steps"
+            enough = left_out + _FEW_PERIODS * len(cycle)
+            text = f"{has}, so its end changes the mean: write steps: {enough}"
+            yield Remark("accuracy", text, f"schedules[{i}]")
 
 
 def _place(text: str) -> str:
@@ -143,9 +170,14 @@ def _derived(scenario: Scenario) -> Iterator[str]:
         if isinstance(each, Interference) and each.machine_samples_per_s:
             share = lost_share(scenario, each)
             lost = f"loses {format_share(share)} of forward and backward beside communication"
-            rate = f"as it was measured at {each.machine_samples_per_s:g} samples/s"
+            which = f"{each.rate_ranks} GPUs" if each.rate_ranks else "it"
+            verb = "were" if each.rate_ranks and each.rate_ranks > 1 else "was"
+            rate = f"as {which} {verb} measured at {each.machine_samples_per_s:g} samples/s"
             rate += "" if share else ", more than simulated: forward and backward take too long"
             yield f"disturbances[{i}]: one machine {lost}, {rate}"
+        elif isinstance(each, Interference) and each.typical and not lost_share(scenario, each):
+            its = f"workload.utilization is that of {scenario.workload.measured_ranks} GPUs and contains them"
+            yield f"disturbances[{i}]: typical losses of a machine are not added: {its}"
 
 
 def _checkpoint_steps(scenario: Scenario, every: Elapsed) -> str:

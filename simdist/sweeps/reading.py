@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,15 +12,16 @@ from simdist import scenario as scenarios
 from simdist.engines.choose import Engine
 from simdist.errors import ScenarioError
 from simdist.scenario import Scenario, presets, strict_yaml
-from simdist.scenario.fields import ScenarioField, parse_path, path_in_files
+from simdist.scenario.fields import ScenarioField
 from simdist.scenario.loading import problems_of, read_text, scenario_error, validated
 from simdist.scenario.strict_yaml import Document, Problem, path_text
 from simdist.scenario.workload import other_batch_fault
-from simdist.settings.base import FromFile, Settings, in_si, nearest, plain, shown
+from simdist.settings.base import FromFile, Settings, nearest, shown
 from simdist.settings.units import Seconds, Whole
 from simdist.studies.comparison import default_baseline, find_baseline
 from simdist.sweeps.axes import Reader
 from simdist.sweeps.definition import Case, Sweep, SweepAxis
+from simdist.sweeps.python_values import as_in_a_file
 from simdist.sweeps.sampling import Sampling
 
 _MAX_POINTS = 1_000_000
@@ -66,9 +66,10 @@ def load(sweep: str | Path | Mapping[str, object]) -> Sweep:
 
     Args:
         sweep: Name of a file; or a mapping with the keys of one. There, `scenario` may be all that
-            `simdist.scenario.load` takes, and varied values may be an array or a column. As there, a quantity is text
-            with its unit (`"disturbances[0].delay": ["0.1 s"]`) or a number in SI units under the name of the attribute
-            (`"disturbances[0].delay_s": [0.1]`). Files are relative to the current directory.
+            `simdist.scenario.load` takes, and varied values may be an array or a column, of which each may be an object
+            or a mapping. As there, a quantity is text with its unit (`"disturbances[0].delay": ["0.1 s"]`) or a number
+            in SI units under the name of the attribute (`"disturbances[0].delay_s": [0.1]`). Files are relative to the
+            current directory.
 
     Raises:
         ScenarioError: It cannot be read, or is wrong; a line for every problem.
@@ -77,115 +78,13 @@ def load(sweep: str | Path | Mapping[str, object]) -> Sweep:
     3
     """
     if isinstance(sweep, Mapping):
-        text = strict_yaml.dump(_as_in_a_file(sweep))
+        text = strict_yaml.dump(as_in_a_file(sweep, SweepFile))
         try:
             return loads(text, name="sweep")
         except ScenarioError as error:
             raise ScenarioError(_LINE.sub("sweep: ", str(error))) from None  # of a text that no user has written
     path = Path(sweep)
     return loads(read_text(path), name=str(path), folder=path.parent)
-
-
-def _as_in_a_file(sweep: Mapping[str, object]) -> dict[str, Any]:
-    """Return the keys and values of a sweep file for a mapping from Python.
-
-    Raises:
-        ScenarioError: Its scenario is wrong, or a file cannot have a value.
-    """
-    found: dict[str, Any] = {key: plain(value) for key, value in sweep.items()}
-    scenario = _loaded(found.get("scenario"))
-    if scenario is not None:
-        found |= {name: _in_files(scenario, found[name]) for name in ("vary", "cases") if name in found}
-        if not isinstance(found["scenario"], str):
-            in_file: Any = strict_yaml.parse(scenarios.dump(scenario)).root
-            found["scenario"] = _as_written(scenario, in_file, found["scenario"])
-    return {key: _writable(value, (key,)) for key, value in found.items()}
-
-
-def _as_written(settings: Settings, in_file: Mapping[str, Any], written: object) -> Mapping[str, Any]:
-    """Return settings as a file has them, with the keys that a mapping from Python has and no others.
-
-    Args:
-        settings: The settings.
-        in_file: The same, as a file has them.
-        written: What they were made of, under the keys of files or under names of attributes.
-    """
-    if not isinstance(written, Mapping):
-        return in_file
-    alias_of: dict[str, str] = {name: field.alias or name for name, field in type(settings).model_fields.items()}
-    name_of = {alias: name for name, alias in alias_of.items()}
-    found: dict[str, Any] = {}
-    for key, value in written.items():
-        alias = str(alias_of.get(key, key))
-        held = getattr(settings, name_of[alias]) if alias in name_of else None
-        if isinstance(held, Settings) and isinstance(value, Mapping):
-            found[alias] = _as_written(held, in_file[alias], value)
-        else:  # text, such as the name of a preset, stays; so does null
-            found[alias] = value if isinstance(value, str) else in_file.get(alias, value)
-    return found
-
-
-def _loaded(base: object) -> Scenario | None:
-    """Return the scenario of a sweep; None if there is none of that name, which is told with its place."""
-    match base:
-        case dict():
-            return scenarios.load({"name": "sweep", **base})
-        case Scenario():
-            return base
-        case str():
-            with suppress(ScenarioError):
-                return scenarios.load(base)
-    return None
-
-
-def _in_files(scenario: Scenario, varied: Any) -> Any:
-    """Return varied values under the keys of files, with units where a name of Python tells them."""
-    match varied:
-        case list():
-            return [_in_files(scenario, each) for each in varied]
-        case dict():
-            return dict(_in_file(scenario, key, values) for key, values in varied.items())
-        case _:
-            return varied
-
-
-def _in_file(scenario: Scenario, text: object, values: Any) -> tuple[object, Any]:
-    try:
-        path = parse_path(str(text))
-        in_file = path_in_files(scenario, path)
-    except ValueError:  # which is told with its place
-        return text, values
-    if in_file == path:
-        return text, values
-    name = str(path[-1])
-    if isinstance(values, dict):  # a rule, such as {linear: [0.1, 0.5, 5]}
-        rule = {key: item if key == "sigma" else _bounds_in_si(name, item) for key, item in values.items()}
-        return path_text(in_file), rule
-    return path_text(in_file), in_si(name, values)
-
-
-def _bounds_in_si(name: str, bounds: Any) -> Any:
-    return [*in_si(name, bounds[:2]), *bounds[2:]] if isinstance(bounds, list | tuple) else in_si(name, bounds)
-
-
-def _writable(value: object, above: tuple[object, ...]) -> Any:
-    """Return a value as YAML has it.
-
-    Raises:
-        ScenarioError: It is an object that no file has.
-    """
-    match value:
-        case Settings():
-            return value.model_dump(mode="json")
-        case dict():
-            return {key: _writable(item, (*above, key)) for key, item in value.items()}
-        case list() | tuple():
-            return [_writable(item, (*above, number)) for number, item in enumerate(value)]
-        case None | str() | bool() | int() | float():
-            return value
-        case _:
-            where = ".".join(map(str, above))
-            raise ScenarioError(f"sweep: {where}: {shown(value)}: write numbers, text, or a list of them")
 
 
 def loads(text: str, *, name: str = "<text>", folder: Path = Path()) -> Sweep:

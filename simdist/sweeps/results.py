@@ -259,9 +259,9 @@ def _completed(result: ResultRow, record: Mapping[str, Any], path: Path) -> Resu
 
 def _with_chance(measured: ScheduleTimes, parts: Mapping[str, Any]) -> ScheduleTimes:
     """Return times with the corrections of a record, if it has any."""
-    run_s = _array(parts["run_s"]) if "run_s" in parts else None
+    uncorrected = replace(measured, step_s=_array(parts["run_s"])) if "run_s" in parts else None
     unseen_s = parts.get("unseen_s", 0.0)
-    return replace(measured, run_s=run_s, unseen_s=math.inf if unseen_s is None else float(unseen_s))
+    return replace(measured, uncorrected=uncorrected, unseen_s=math.inf if unseen_s is None else float(unseen_s))
 
 
 def _array(seconds: Sequence[float]) -> NDArray[np.float64]:

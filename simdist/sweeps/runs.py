@@ -326,7 +326,7 @@ def _kept(runs: Table, rows: dict[object, ResultRow]) -> Iterator[ResultRow]:
         if row is None or row.measured is None or each.measured is None or _numbers(row) != _numbers(each):
             yield each
             continue
-        simulated_s = float(row.measured.as_simulated_s[0])
+        simulated_s = float(row.measured.as_simulated.step_s[0])
         if each.source == "real":
             ratio = each.error_ratio
             yield replace(each, error_ratio=_error_ratio(simulated_s, each.measured) if ratio is None else ratio)

@@ -193,14 +193,14 @@ def record(measured: ScheduleTimes) -> dict[str, object]:
     Raises:
         ScenarioError: A step takes no time, or for ever.
     """
-    run_s = measured.as_simulated_s.tolist()
+    run_s = measured.as_simulated.step_s.tolist()
     if not all(0 < each < math.inf for each in run_s):
         raise ScenarioError(f"{measured.label}: a step takes {run_s[0]:g} s, so nothing can be compared with it")
     return {
         "schedule": measured.label,
         "engine": measured.engine,
         "step_s": measured.step_s.tolist(),
-        **({} if measured.run_s is None else {"run_s": run_s}),
+        **({} if measured.uncorrected is None else {"run_s": run_s}),
         **({"unseen_s": measured.unseen_s if math.isfinite(measured.unseen_s) else None} if measured.unseen_s else {}),
         **{f"{state}_s": float(seconds.mean()) for state, seconds in measured.states_s.items()},
         **measured.facets.kept(),

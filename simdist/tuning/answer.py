@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
 from simdist.runs.building import dataset
+from simdist.runs.memory import may_not_fit, surely_fits
 from simdist.scenario import Recorded, Scenario
 from simdist.settings.base import picked, plural
 from simdist.settings.units import format_nbytes, format_seconds
@@ -160,9 +161,20 @@ class Tuned:
             *facet_remarks(self.runs.scenario, rows),
             *(each for each in self.runs.remarks if not each.is_of_inputs),
             *comparison.too_few_seeds(rows),
+            *self._memory_remarks(),
             *self._not_modelled(),
         ]
         return tuple(dict.fromkeys(found))
+
+    def _memory_remarks(self) -> Iterator[Remark]:
+        """Yield which finalists keep to the limit of memory only without what an allocator reserves."""
+        limit_nbytes = self.constraints.memory_nbytes
+        used = {each.schedule.name: each.facts.device_nbytes for each in self.finalists}
+        near = [
+            label for label, nbytes in used.items() if nbytes <= limit_nbytes and not surely_fits(nbytes, limit_nbytes)
+        ]
+        if near:
+            yield Remark("accuracy", may_not_fit(near, limit_nbytes))
 
     def _not_modelled(self) -> Iterator[Remark]:
         yield Remark("assumption", _NOT_KNOWN)

@@ -95,7 +95,7 @@ class Raced:
         """What to know beside the table."""
         fell = f"given up early, so perhaps sooner: {self.n_fell:,} of {self.n_entrants:,} candidates"
         return (
-            *remarks_of(self.scenario),
+            *(each for each in remarks_of(self.scenario) if each.kind != "accuracy"),  # runs have whole periods
             *([Remark("accuracy", fell)] if self.n_fell else []),
             *remarks_on_learning(self.finalists, self.finalists[0], self.target),
             Remark("result", "*: no other finalist is there sooner and better in the end"),

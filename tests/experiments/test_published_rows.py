@@ -79,3 +79,27 @@ def test_a_class_with_one_family_resembles_the_kind():
     assert run.estimate.distribution(rows, "new").mean() == pytest.approx(0.5)
     rows += [residual("c", "machine", ("new",), 0.0)]
     assert run.estimate.distribution(rows, "new").mean() < 0.45
+
+
+def test_the_hosts_time_per_call_is_what_a_program_that_waits_adds():
+    """These are the errors that docs/how-to/describe-your-cluster.md states."""
+    waits = [line for line in run.saved() if line.name.endswith("PyTorch waits") and line.n_gpus <= 8]
+    errors = {
+        name: max(abs(line.error(line.simulated_s)) for line in waits if line.family.startswith(name))
+        for name in ("8 H200", "4 H100", "8 B200")
+    }
+    assert errors["8 H200"] <= 0.165
+    assert errors["4 H100"] <= 0.165
+    assert errors["8 B200"] <= 0.285
+    queued = {line.nbytes: line for line in run.saved() if line.name.endswith("queued by PyTorch")}
+    for line in waits:
+        if line.family.startswith("8 H200") and line.nbytes <= 2**24:
+            assert 17e-6 < line.measured_s - queued[line.nbytes].measured_s < 30e-6
+
+
+def test_intervals_of_collectives_that_are_left_out_hold_nine_rows_in_ten_in_each_size():
+    for title, least in (("collectives below 64 KiB", 0.85), ("64 KiB to 64 MiB", 0.85), ("64 MiB and more", 0.85)):
+        found = [line for line in run.saved() if line.nbytes and run.group(line) == title]
+        assert sum(line.is_inside for line in found) / len(found) >= least
+    small = [line for line in run.saved() if 0 < line.nbytes < 2**26]
+    assert np.median([line.width for line in small]) <= 0.355

@@ -5,7 +5,7 @@ import warnings
 import pytest
 
 import simdist
-from simdist.errors import SimdistWarning
+from simdist.errors import ScenarioError, SimdistWarning
 
 JOB = {
     "name": "job",
@@ -54,3 +54,16 @@ def test_what_only_follows_from_settings_is_no_warning() -> None:
     rows = []
     assert caught(lambda: rows.append(simdist.compare(sound, n_seeds=1))) == []
     assert all(not each.is_doubt for each in rows[0].remarks)
+
+
+@pytest.mark.parametrize(
+    ("limits", "what"),
+    [
+        ({"global_every": "2"}, "global_every: '2' is not a whole number"),
+        ({"memory_nbytes": "16 Gbit"}, "memory_nbytes: '16 Gbit': sizes are in bytes"),
+        ({"min_density": "2"}, "min_density: '2' is outside 0 to 1"),
+    ],
+)
+def test_limits_of_tune_are_refused_by_their_names(limits: dict[str, str], what: str) -> None:
+    with pytest.raises(ScenarioError, match=what):
+        simdist.tune(JOB, **limits)

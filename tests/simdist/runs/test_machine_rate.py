@@ -1,11 +1,13 @@
 """The measured rate of one machine as an input of a scenario."""
 
 import pytest
+from pydantic import ValidationError
 
 from simdist.errors import ScenarioError
 from simdist.runs.building import lost_share
-from simdist.scenario import Interference, Scenario, loads
+from simdist.scenario import Interference, Scenario, load, loads
 from simdist.studies.comparison import compare
+from simdist.studies.remarks import remarks_of
 
 TEXT = """
 cluster:
@@ -61,7 +63,9 @@ def test_what_nobody_measured_may_be_uncertain_beside_the_rate_of_a_machine():
 
 
 def test_a_rate_of_one_gpu_in_place_of_a_machine_is_refused():
-    with pytest.raises(ScenarioError, match=r"machine_samples_per_s 300 is far less .* rate of all 4 GPUs"):
+    with pytest.raises(
+        ScenarioError, match=r"machine_samples_per_s 300 is far less .* rate of all 4 GPUs of one machine"
+    ):
         compare(scenario(300.0))
 
 
@@ -92,3 +96,58 @@ steps: 1
 def test_a_typical_loss_of_a_gpu_of_no_stated_generation_is_refused():
     with pytest.raises(ScenarioError, match=r"typical: the loss depends on the generation .* or lost: 5% instead"):
         lost_share(scenario(1200.0), Interference(typical=True))
+
+
+def step_s(of: Scenario) -> float:
+    return compare(of, n_seeds=1)[0].step_s
+
+
+@pytest.mark.parametrize("label", ["sync", "fsdp", "hsdp-4", "hsdp-2"])
+@pytest.mark.parametrize("n_ranks", [1, 2, 4, 8, 16])
+def test_ranks_of_any_number_run_at_the_rate_that_they_were_measured_at(n_ranks, label):
+    if label.startswith("hsdp") and n_ranks % int(label[-1]):
+        label = "fsdp"
+    sizes = {"cluster.nodes": max(1, n_ranks // 4), "cluster.gpus_per_node": min(4, n_ranks)}
+    alone = scenario(1.0).changed(sizes).changed(disturbances=[], schedules=[label], steps=8)
+    rate = n_ranks * 32 / step_s(alone) / 1.1
+    of = Interference(machine_samples_per_s=rate, rate_ranks=n_ranks, noise=0.0)
+    measured = alone.changed(disturbances=[of])
+    assert n_ranks * 32 / step_s(measured) == pytest.approx(rate, rel=1e-9)
+
+
+def test_what_grows_with_the_ranks_of_a_rate_is_not_that_of_one_machine():
+    shares = [
+        lost_share(scenario(1.0, nodes=4), Interference(machine_samples_per_s=4 * 1200.0, rate_ranks=16, noise=noise))
+        for noise in (0.0, 1.0)
+    ]
+    harmonic = {n: sum(1 / i for i in range(1, n + 1)) for n in (4, 16)}
+    assert shares[1] == pytest.approx(shares[0] * harmonic[4] / harmonic[16])
+
+
+def test_ranks_of_a_rate_fill_machines():
+    with pytest.raises(ScenarioError, match=r"rate_ranks: 6 GPUs are no whole number of machines of 4"):
+        lost_share(scenario(1.0), Interference(machine_samples_per_s=1200.0, rate_ranks=6))
+    with pytest.raises(ValidationError, match=r"GPUs of which rate\? Write machine_samples_per_s"):
+        Interference(lost=0.1, rate_ranks=8)
+
+
+def test_a_utilization_of_a_machine_contains_its_typical_loss():
+    def lost(ranks: int) -> tuple[float, list[str]]:
+        workload = {"preset": "llama3-8b", "utilization": {"bf16": "40%"}, "utilization_ranks": ranks}
+        typical = [{"kind": "interference", "typical": True}]
+        cluster = {"preset": "dgx-h100", "nodes": 1}
+        rest = {"disturbances": typical, "schedules": ["fsdp"], "steps": 2}
+        found = load({"cluster": cluster, "workload": workload, **rest})
+        return lost_share(found, Interference(typical=True)), list(map(str, remarks_of(found)))
+
+    assert lost(1)[0] == 0.015
+    share, remarks = lost(8)
+    assert share == 0
+    assert any("typical losses of a machine are not added" in each for each in remarks)
+
+
+def test_a_rate_of_a_machine_that_holds_no_copy_of_the_model_asks_for_its_ranks():
+    shared = scenario(1200.0, nodes=4, schedules="[{kind: hsdp, shard: 8}]")
+    with pytest.raises(ScenarioError, match=r"a rate of 4 GPUs under hsdp-8: .*: write rate_ranks"):
+        lost_share(shared, Interference(machine_samples_per_s=1200.0))
+    assert lost_share(shared, Interference(machine_samples_per_s=2000.0, rate_ranks=8)) > 0

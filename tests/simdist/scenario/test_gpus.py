@@ -3,7 +3,7 @@
 import pytest
 
 from simdist.scenario import load_cluster, presets
-from simdist.scenario.cluster import generation_of
+from simdist.scenario.gpus import generation_of
 
 
 @pytest.mark.parametrize(

@@ -269,7 +269,7 @@ def test_delays_are_drawn_once_for_all_schedules_if_they_are_few(most_values, n_
     apart = [measure(small(), build(small(), schedule), n_seeds=3).step_s.mean() for schedule in small().schedules]
     monkeypatch.setattr("simdist.studies.draws.delay_sampler", counting)
     monkeypatch.setattr("simdist.studies.draws._MOST_KEPT_VALUES", most_values)
-    assert [each.step_s for each in compare(small(), n_seeds=3)] == apart
+    assert [each.as_simulated.step_s.mean() for each in compare(small(), n_seeds=3).measured] == apart
     assert drawn == [[0, 1, 2]] * n_draws
 
 

@@ -40,6 +40,10 @@ def test_steps_from_what_is_measured_to_what_is_asked_count():
     assert names(job(nodes=1)) == ["doubt.machine", "doubt.fabric"]
     rate = "disturbances: [{kind: interference, machine_samples_per_s: 3900}]"
     assert names(job(disturbances=rate)) == both[1:]
+    of_all = "disturbances: [{kind: interference, machine_samples_per_s: 7800, rate_ranks: 16}]"
+    assert names(job(disturbances=of_all)) == both[2:]
+    of_one = "disturbances: [{kind: interference, machine_samples_per_s: 500, rate_ranks: 1}]"
+    assert names(job(disturbances=of_one)) == both
     lost = "disturbances: [{kind: interference, lost: 5%}]\nuncertain: {'disturbances[0].lost': {from: 0%, to: 30%}}"
     assert names(job(disturbances=lost)) == both[1:]
 
@@ -337,13 +341,18 @@ def test_the_doubt_grows_with_the_number_of_ranks():
     assert widths[1] > 3 * widths[0]
 
 
-def test_gpus_of_which_nothing_is_known_have_no_interval_and_that_is_said():
-    device = ", device: {name: ACME 1, compute_capability: null}"
-    found = compare(job(more=device), n_seeds=1)
-    assert [each.step_s_range for each in found] == [None, None]
-    (said,) = (each for each in found.remarks if "ACME 1" in str(each))
-    assert "nothing published is about such GPUs" in str(said)
-    known = compare(job(more=", device: {name: Tesla P40, compute_capability: null}"), n_seeds=1)
-    low, high = known[0].step_s_range
+def test_a_gpu_of_which_nothing_is_known_has_no_interval_and_says_so():
+    def compared(device):
+        return compare(job(preset="v100x8-25gbit", more=f", device: {{name: {device}}}"), n_seeds=2)
+
+    unknown = compared("Gaudi 3")
+    assert [row.step_s_range for row in unknown] == [None, None]
+    assert any(
+        "Gaudi 3: nothing published is about such GPUs, so there are no intervals" in str(each)
+        for each in unknown.remarks
+    )
+    older = compared("Tesla P40")
+    assert {each.kind: each.hardware for each in doubts_of(older.scenario)}["machine"] == "pascal single"
+    low, high = older[0].step_s_range
     assert high / low > 1.1
-    assert doubts_of(job(more=", device: {compute_capability: 6.1}"))[0].hardware == "pascal single"
+    assert not any("no intervals" in str(each) for each in older.remarks)

@@ -673,8 +673,8 @@ def test_values_from_python_are_varied_whatever_library_they_are_of(vary, column
 @pytest.mark.parametrize(
     ("vary", "message"),
     [
-        ({"disturbances[1].delay": [0.1]}, r"disturbances\[1\].delay\[0\]: 0.1: a time needs a unit"),
-        ({"cluster.nodes": [object()]}, r"vary.cluster.nodes.0: <object .*: write numbers, text, or a list of them"),
+        ({"disturbances[1].delay": [0.1]}, r"disturbances\[1\].delay\[0\]: 0.1: of which unit"),
+        ({"cluster.nodes": [object()]}, r"vary.cluster.nodes\[0\]: <object .* is not a whole number"),
         ({"cluster.nods": [2]}, "there is no key 'nods' in cluster: did you mean 'nodes'"),
     ],
 )
