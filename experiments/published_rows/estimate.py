@@ -5,9 +5,9 @@ as one of the class. So a class with few families resembles the kind as a whole,
 
 Quantiles of few families lie too close together. So the distributions of a kind are widened around their medians, by
 the least factor with which 90 % intervals hold enough rows of families that are left out. This factor is that of all
-classes of the kind. A class of collectives with few families, and steps that read from storage, take that of a
-predictive interval, if it is larger: a further family differs from n families as Student's t distribution with n - 1
-degrees of freedom tells.
+classes of the kind. A class of collectives with few families takes that of a predictive interval, if it is larger: a
+further family differs from n families as Student's t distribution with n - 1 degrees of freedom tells. Steps that wait
+for storage, and short steps that read, have few families: their distribution is a predictive one.
 """
 
 import math
@@ -35,6 +35,12 @@ HELD = 0.88
 """Share of the rows of a family that is left out, in the mean over families; ranges of inputs add to it."""
 STORAGE = ("storage", "input")
 """Kinds of steps that read from storage. They have no classes of hardware."""
+SHORT = "short"
+"""Class of short steps that read from storage."""
+SHORT_S = 0.02
+"""Steps that read from storage and compute for less are short: what the host does besides is a part of them."""
+STEP_US = (4_500, 500_000)
+"""Middles of the rows of short and of long steps, in microseconds of computing."""
 HELD_COLLECTIVES = 0.9
 """The same of collectives, to which ranges of inputs add little."""
 UPPER = 0.95
@@ -170,13 +176,67 @@ def table(residuals: Iterable[Residual]) -> dict[str, Any]:
     for kind in ("fabric", "network"):
         of_kind = pooled(collectives, kind)
         classes |= _of_sizes(of_kind, names(each for each in of_kind if kind in each.classes)[1:])
-    storage = {kind: _of_storage([each for each in residuals if each.kind == kind]) for kind in STORAGE}
-    return {"training": training, "collectives": {"sizes": list(SIZES), "classes": classes}, "storage": storage}
+    storage = {kind: of_storage(residuals, kind) for kind in STORAGE}
+    return {
+        "training": training,
+        "collectives": {"sizes": list(SIZES), "classes": classes},
+        "storage": {"step_us": list(STEP_US), "classes": storage},
+    }
 
 
-def _of_storage(of_kind: Sequence[Residual]) -> dict[str, Any]:
-    """Return the distribution of a kind of steps that read from storage."""
-    return _entry([of_kind], "", [max(widening(of_kind), of_few_families(of_kind, ""))])
+def of_storage(residuals: Sequence[Residual], kind: str) -> dict[str, Any]:
+    """Return the distributions of a kind of steps that read from storage: of short steps and of long ones.
+
+    Short steps of both kinds are pooled. Their error is what the host does besides, whatever the storage does. Three
+    families tell little of how far families are apart. So short steps and those that wait for storage do it together.
+    """
+    short = [each for each in residuals if each.kind in STORAGE and SHORT in each.classes]
+    waiting, computing = (
+        [each for each in residuals if each.kind == one and SHORT not in each.classes] for one in STORAGE
+    )
+    apart = [short, waiting]
+    long = waiting
+    of_long = predictive(waiting, apart)
+    if kind == "input":
+        long = computing
+        factor = max(widening(computing), of_few_families(computing, ""))
+        of_long = widened(distribution(computing, ""), factor)
+    return _counted([*short, *long], [predictive(short, apart), of_long])
+
+
+def predictive(residuals: Sequence[Residual], apart: Sequence[Sequence[Residual]]) -> NDArray[np.float64]:
+    """Return the quantiles of a row of a further family, given rows of few families, of which each weighs the same.
+
+    With the mean m of n families, the variance w within them, and the variance b between families, the quantile at p is
+
+        m +- sqrt(z^2 w + t^2 (1 + 1/n) b)
+
+    where z and t are those of the normal distribution and of Student's. The outermost quantiles are those in the middle
+    of the outermost intervals of places.
+
+    Args:
+        residuals: The rows.
+        apart: Rows that tell b. Each part adds its families less one to the degrees of freedom.
+    """
+    squares, freedom = 0.0, 0
+    for part in apart:
+        means = np.array([np.mean(logs) for logs in _by_family(part)])
+        squares += float(((means - means.mean()) ** 2).sum())
+        freedom += len(means) - 1
+    of_families = _by_family(residuals)
+    within = float(np.mean([np.var(logs) for logs in of_families]))
+    between = squares / max(freedom, 1) * (1 + 1 / len(of_families))
+    end = 0.5 / (N_PLACES - 1)
+    at = np.clip(np.linspace(0, 1, N_PLACES), end, 1 - end)
+    reach = np.sqrt(norm.ppf(at) ** 2 * within + t.ppf(at, max(freedom, 1)) ** 2 * between)
+    return np.asarray(np.mean([np.mean(logs) for logs in of_families]) + np.sign(at - 0.5) * reach)
+
+
+def _by_family(residuals: Sequence[Residual]) -> list[list[float]]:
+    logs: dict[str, list[float]] = {}
+    for each in residuals:
+        logs.setdefault(each.family, []).append(each.log)
+    return list(logs.values())
 
 
 def pooled(collectives: Sequence[Residual], kind: str) -> list[Residual]:
@@ -221,9 +281,13 @@ def _entry(parts: Sequence[Sequence[Residual]], name: str, factors: Sequence[flo
     """Return the distributions of a class: of each part of its rows, widened by a factor."""
     inside = _members([each for part in parts for each in part], name)
     found = [widened(distribution(part, name), factor) for part, factor in zip(parts, factors, strict=True)]
+    return _counted(inside, found)
+
+
+def _counted(residuals: Sequence[Residual], found: Sequence[NDArray[np.float64]]) -> dict[str, Any]:
     return {
-        "rows": len(inside),
-        "families": len({each.family for each in inside}),
+        "rows": len(residuals),
+        "families": len({each.family for each in residuals}),
         "logs": [[round(float(log), 4) for log in logs] for logs in found],
     }
 

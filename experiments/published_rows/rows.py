@@ -151,7 +151,8 @@ def _own_training() -> Iterator[Training]:
         transformer = families()["models"].get(row["model"])
         workload = {"transformer": transformer} if transformer else {"preset": row["model"], "dtype": "float32"}
         period = int(row["period"] or 1)
-        schedule = {"kind": "sync"} if period == 1 else {"kind": "local_sgd", "period": period}
+        own = family.get("schedule", {"kind": "sync"})
+        schedule = own if period == 1 else {"kind": "local_sgd", "period": period}
         yield Training(
             row["family"],
             row["name"],

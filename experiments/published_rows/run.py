@@ -51,6 +51,7 @@ NOT_ALIKE = {
     "16 A100 in two machines over RoCE, Oracle's tutorial": "it carries a third of what its like do",
     "32 B200 in four machines over EFA, its ranks come at different times": "as its source says",
     "A10G local SGD": "its link is PCIe without peer-to-peer copies",
+    **{f"HKBU 2080 Ti {way}": "as that of the A10G" for way in ("BSP", "WFBP", "MG-WFBP")},
     storages.CACHED: "it reads up to 2.4 times what its file system delivers, so files were in memory",
 }
 """Families that no doubt is estimated from, with the reason. They are predicted like all others."""
@@ -175,7 +176,8 @@ def of_storage(row_: storages.Reading) -> Line:
     built = row_.built()
     simulated_s = row_.step_s(built, built.costs)
     kind = row_.kind(simulated_s)
-    return Line(row_.family, row_.name, kind, kind, 0, row_.n_gpus, row_.measured_s, simulated_s, 0.0, 0.0, 0.0)
+    classes = f"{kind}+{estimate.SHORT}" if row_.computing_s < estimate.SHORT_S else kind
+    return Line(row_.family, row_.name, kind, classes, 0, row_.n_gpus, row_.measured_s, simulated_s, 0.0, 0.0, 0.0)
 
 
 Predicted = tuple[published.Training | published.Collective | storages.Reading, Line]
@@ -411,8 +413,9 @@ def doubts_table() -> Iterator[str]:
         for name, entry in classes.items():
             yield f"| {kind} | {name or 'all'} | {entry['rows']} | {entry['families']} | {_ends(entry['logs'][0])}"
     sizes = ("16 KiB", "2 MiB", "256 MiB")
-    for kind, entry in document["storage"].items():
-        yield f"| {kind} | all | {entry['rows']} | {entry['families']} | {_ends(entry['logs'][0])}"
+    for kind, entry in document["storage"]["classes"].items():
+        for length, logs in zip(("short steps", "long steps"), entry["logs"], strict=True):
+            yield f"| {kind} | {length} | {entry['rows']} | {entry['families']} | {_ends(logs)}"
     for name, entry in document["collectives"]["classes"].items():
         for size, logs in zip(sizes, entry["logs"], strict=True):
             counts = f"{entry['rows']} | {entry['families']}"

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from real.buffers.memory import Memory
 from real.data.filecache import FileCache, cold_folder, default_folder, folder_of_set, warm_folder
-from real.data.loader import Loader, LoaderLimits
+from real.data.loader import Loader, LoaderLimits, WorkerLoader
 from real.data.memory import Board, Geometry, MemoryStore, wait_until_all_staged
 from real.data.peers import PeerClient, PeerServer, connections_per_peer, most_connections, peer_key
 from real.data.sample_index import SampleIndex, check_index
@@ -107,7 +107,11 @@ def open_input(
             timeout_s=_LOADS_PER_WAIT * options.timeout_s,
             grace=n_ahead(plan) + 1,  # ranks of other nodes may have loaded fewer batches ahead
         )
-        loader = Loader(look_up(plan), sources, place=place, store=store, peers=peers, failed=failed, limits=limits)
+        loader: Loader | WorkerLoader
+        if dataset.workers:
+            loader = WorkerLoader(look_up(plan), sources, place=place, store=store, failed=failed, limits=limits)
+        else:
+            loader = Loader(look_up(plan), sources, place=place, store=store, peers=peers, failed=failed, limits=limits)
         stack.enter_context(loader)
         yield InputReader(plan, dataset, options, place, sources, loader, store.board, failed, tally)
 
@@ -134,7 +138,7 @@ class InputReader:
     options: DataOptions
     place: RankPlace
     sources: Sources
-    loader: Loader
+    loader: Loader | WorkerLoader
     board: Board
     failed: threading.Event
     tally: Tally
@@ -143,7 +147,7 @@ class InputReader:
         """Read a batch.
 
         Args:
-            number: Number of the load, greater than the one before.
+            number: Number of the load, greater than the one before; with workers, in any order.
             out: uint8 `[batch_size, *shape]`, contiguous, in host memory.
             labels: int64 `[batch_size]`.
 

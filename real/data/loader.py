@@ -7,6 +7,8 @@ The plan determines the level of each sample. If a sample is not there (a peer h
 was killed before it wrote), it comes from the next level: memory, peer, disk, storage. Storage has everything. So a
 batch is complete and correct, or the load fails with one error.
 
+Workers of a plan read whole batches instead: each load in the thread of its lane, one sample after the other.
+
 **Waiting for others.** A sample may be planned from memory or disk before another rank of the node has brought it
 there. Then the reader waits until that rank has passed its load, at most `wait_s`.
 
@@ -23,9 +25,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
+from typing import final
 
 import numpy as np
 import torch
@@ -487,6 +490,119 @@ class Loader(AbstractContextManager["Loader"]):
             over = time.monotonic() > deadline_s
             if not reads or over or not leaving.makes_room(n_mine) or self._failed.wait(_ROOM_S):
                 return
+
+
+@final
+class WorkerLoader(AbstractContextManager["WorkerLoader"]):
+    """Fills batches, several at once: each in the thread that asks for it, one sample after the other.
+
+    Threads begin their loads in any order, and a load may end before an earlier one. Other ranks see the loads up to
+    the first that has not ended.
+
+    Args:
+        reads: Reads of all loads of the plan, in order, from disk and storage.
+        sources: Sources of files.
+        place: Place of this rank.
+        store: The node's memory, which keeps nothing.
+        limits: Times.
+        failed: Set when the run has failed, which ends all waits.
+    """
+
+    def __init__(
+        self,
+        reads: Iterable[BatchReads],
+        sources: Sources,
+        *,
+        place: RankPlace,
+        store: MemoryStore,
+        failed: threading.Event,
+        limits: LoaderLimits,
+    ) -> None:
+        self._agenda = _Agenda(reads, len(sources.index.names), place)
+        self._sources = sources
+        self._place = place
+        self._store = store
+        self._failed = failed
+        self._limits = limits
+        self._turn = threading.Lock()
+        self._n_planned = 0
+        self._planned: dict[int, tuple[BatchReads, list[_PlannedRead]]] = {}
+        self._over: set[int] = set()
+        self._n_over: int | None = None  # the first load that is not over, from the first that began
+
+    def load(self, number: int, out: Tensor, labels: Tensor) -> LoadCounts:
+        """Fill a batch, see `Loader.load`. Each number is asked for once."""
+        batch, reads = self._begin(number)
+        rows = out.numpy().reshape(len(reads), -1)
+        reads = [replace(read, out=row) for read, row in zip(reads, rows, strict=True)]
+        labels.copy_(torch.from_numpy(self._sources.index.labels[batch.samples[self._place.rank]]))
+        under_way = _LoadProgress(f"load {number} of rank {self._place.rank}", reads, self._sources.index.names)
+        for read in reads:
+            if self._failed.is_set() or under_way.is_over:
+                break
+            try:
+                self._read(number, read, under_way)
+            except Exception as error:
+                under_way.fail(read, error)
+        under_way.wait(timeout_s=self._limits.timeout_s, stop=self._failed)
+        self._end(number)
+        return under_way.counts()
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Perform the remaining evictions if no rank of the node reads any more."""
+        n_over = self._n_over or 0
+        board = self._store.board
+        if board.slowest() >= n_over > 0 and self._agenda.is_over():
+            self._agenda.leaving.carry_out(n_over, self._store, self._sources.files, board)
+
+    def _begin(self, number: int) -> tuple[BatchReads, list[_PlannedRead]]:
+        """Return how a load reads. Where samples come from depends on the loads before, so all are planned in order."""
+        with self._turn:
+            while self._n_planned <= number:
+                batch = self._agenda.advance(self._n_planned)
+                self._planned[self._n_planned] = batch, self._agenda.rows(batch, torch.empty(0, dtype=torch.uint8))
+                self._planned.pop(self._n_planned - 2 * self._limits.grace, None)  # of a run before this one
+                self._n_planned += 1
+            if number not in self._planned:
+                raise RunError(f"load {number} of rank {self._place.rank}: it was asked for before")
+            self._n_over = number if self._n_over is None else min(self._n_over, number)
+            batch, reads = self._planned.pop(number)
+            self._agenda.leaving.note(batch)
+            self._show(self._n_over)
+            return batch, reads
+
+    def _end(self, number: int) -> None:
+        """Note that a load is over, and evict what no rank needs any more."""
+        with self._turn:
+            self._over.add(number)
+            n_over = self._n_over or 0
+            while n_over in self._over:
+                n_over += 1
+            self._over.discard(n_over - 2 * self._limits.grace)  # no load that far back is under way
+            self._n_over = n_over
+            self._show(n_over)
+            board = self._store.board
+            n_read = board.slowest() - self._limits.grace
+            self._agenda.leaving.carry_out(n_read, self._store, self._sources.files, board)
+
+    def _show(self, n_over: int) -> None:
+        mine = self._place.local_rank
+        self._store.board.n_read[mine] = self._store.board.n_kept[mine] = n_over
+
+    def _read(self, number: int, read: _PlannedRead, under_way: _LoadProgress) -> None:
+        """Read a file and decode it. A file that is missing on disk is written again."""
+        keeps_file = read.keeps_disk or read.planned == DISK
+        if read.planned == DISK:
+            board = self._store.board
+            wait_for(read.on_disk, lambda _: False, board, wait_s=self._limits.wait_s, stop=self._failed)
+        if keeps_file:
+            self._store.board.keep_on_disk(read.sample, number)
+        data, came_from = self._sources.read(read.sample, planned=read.planned, keep=keeps_file)
+        self._sources.decode_into(read.sample, data, read.out)
+        under_way.done(read, came_from, len(data))
 
 
 def _by_owner(reads: Sequence[_PlannedRead], n_requests: int) -> Iterator[list[_PlannedRead]]:

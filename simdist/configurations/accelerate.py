@@ -138,10 +138,13 @@ def _fsdp(keys: Keys, precision: Precision) -> DescribedJob:
         settings = (("param_dtype", DTYPES[precision]), ("reduce_dtype", DTYPES[precision]))
     prefetch = section.word("fsdp_backward_prefetch", "BACKWARD_PRE", _PREFETCHES)
     slow = f"fsdp_backward_prefetch {prefetch} counts as BACKWARD_PRE"
-    is_repeated = section.flag("fsdp_activation_checkpointing", default=False)
-    repeated = WorkloadKey("recompute", "100%", "fsdp_config.fsdp_activation_checkpointing")
+    workload = [WorkloadKey("dtype", "float32", "Accelerate")]
+    key = "fsdp_activation_checkpointing"
+    if section.has(key):
+        share = "100%" if section.flag(key, default=False) else "0%"
+        workload.append(WorkloadKey("recompute", share, f"fsdp_config.{key}"))
     return DescribedJob(
-        workload=(WorkloadKey("dtype", "float32", "Accelerate"), *([repeated] if is_repeated else [])),
+        workload=tuple(workload),
         mesh=_mesh(keys, section, settings),
         remarks=() if prefetch == "BACKWARD_PRE" else (slow,),
     )

@@ -119,13 +119,12 @@ def _training(keys: Keys, section: Keys) -> "list[WorkloadKey]":
     optimizer = _OPTIMIZERS.get(name)
     lion = f"optimizer.name: {name} has one moment"
     source = f"{GUESS}: {name or 'none'} is not known" if optimizer is None else "optimizer.name"
-    found = [
+    is_repeated = section.flag("activation_checkpointing", default=False)
+    return [
         WorkloadKey("dtype", "float32", "llm-foundry"),
         WorkloadKey("optimizer", optimizer or "adamw", lion if optimizer == "sgd" else source),
+        WorkloadKey("recompute", "100%" if is_repeated else "0%", "fsdp_config.activation_checkpointing"),
     ]
-    if section.flag("activation_checkpointing", default=False):
-        found.append(WorkloadKey("recompute", "100%", "fsdp_config.activation_checkpointing"))
-    return found
 
 
 def _mesh(keys: Keys, section: Keys, precision: Precision) -> Mesh:

@@ -44,6 +44,7 @@ class Resources:
         nodes_per_domain: Nodes that the fabric joins.
         railed: Whether each GPU has cards of its own.
         machines_per_leaf: Machines below one leaf switch; 0 if there are no leaves.
+        n_workers: Workers of a rank that load whole batches; 1 if its reading threads share each batch.
     """
 
     n_nodes: int
@@ -53,6 +54,7 @@ class Resources:
     nodes_per_domain: int = field(default=1, kw_only=True)
     railed: bool = field(default=False, kw_only=True)
     machines_per_leaf: int = field(default=0, kw_only=True)
+    n_workers: int = field(default=1, kw_only=True)
 
     @property
     def world_size(self) -> int:
@@ -148,17 +150,17 @@ class Resources:
         """Return the resource of a node's CPU cores, in seconds of work."""
         return self._first_disk + 4 * self.n_nodes + node
 
-    def readers(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the resource of a rank's reading threads, in seconds of all threads together."""
-        return self._first_disk + 5 * self.n_nodes + rank
+    def readers(self, rank: NDArray[np.int64], worker: int = 0) -> NDArray[np.int64]:
+        """Return the resource of a rank's reading threads, in seconds of all threads together, or of one worker."""
+        return self._first_disk + 5 * self.n_nodes + rank * self.n_workers + worker
 
     def decoders(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the resource of a rank's decoding threads, in seconds of all threads together."""
-        return self._first_disk + 5 * self.n_nodes + self.world_size + rank
+        return self._first_disk + 5 * self.n_nodes + self.world_size * self.n_workers + rank
 
     @property
     def _first_rail(self) -> int:
-        return self._first_disk + 5 * self.n_nodes + 2 * self.world_size
+        return self._first_disk + 5 * self.n_nodes + self.world_size * (self.n_workers + 1)
 
     @property
     def _first_leaf(self) -> int:
@@ -250,7 +252,7 @@ class Resources:
             ("disk_operations", of_nodes),
             ("memory", of_nodes),
             ("cores", of_nodes),
-            ("readers", of_ranks),
+            ("readers", of_ranks * self.n_workers),
             ("decoders", of_ranks),
             *((("rail_out", of_ranks), ("rail_in", of_ranks)) if self.railed else ()),
             *((("leaf_up", self.n_leaves), ("leaf_down", self.n_leaves)) if self.n_leaves else ()),

@@ -25,6 +25,12 @@ that is read from the disk or kept there takes one of its operations, which is p
 decoding counts on the cores, except the last samples': as many as the rank's share of the cores decodes at once. The
 engines decide the sharing.
 
+If a data set has workers, each reads and decodes the samples of a batch one after the other:
+
+    max(latency + bytes / share of every resource, sum over files of (time of the file, alone + decoding))
+
+with one request to storage in flight.
+
 This is a lower bound. It assumes that the threads of a rank never all wait at once for bytes on shared resources.
 """
 
@@ -84,7 +90,7 @@ class LoadCosts:
         self._topology = topology
         self._decode_s = workload.decode_s
         self._storage, self._disk, self._memory = _levels_of(plan, cluster)
-        self._disk_first_s = max(self._disk.latency_s - 1 / self._disk.operations_per_s, 0.0)  # besides its operation
+        self._disk_first_s = max(self._disk.latency_s - 1 / self._disk.files_per_s, 0.0)  # besides its operation
         self._node = np.arange(topology.world_size) // topology.ranks_per_node
         self._cores_per_rank = (cluster.host.cores_per_node or math.inf) / topology.ranks_per_node
         self._limits = np.isfinite(capacity_Bps)
@@ -111,25 +117,33 @@ class LoadCosts:
         return min(self._dataset.readers, max(1, slots // self._topology.ranks_per_node))
 
     @cached_property
+    def _waits_for_slot(self) -> float:
+        """How many workers of a rank share a request that may be in flight, 1 or more."""
+        slots = self._storage.client_requests
+        if slots is None:
+            return 1.0
+        return max(1.0, self._dataset.workers / max(1, slots // self._topology.ranks_per_node))
+
+    @cached_property
     def _batches(self) -> tuple["_Amounts", ...]:
         return tuple(self._amounts(reads) for reads in look_up(self._plan))
 
     def transfers(self, number: int) -> tuple[Transfer, ...]:
         """Return one transfer per rank that reads batch `number`."""
-        return tuple(self._transfers(self._batches[number]))
+        return tuple(self._transfers(self._batches[number], number % self._topology.n_workers))
 
     def used(self) -> tuple[Transfer, ...]:
         """Return, for every rank, one transfer over all resources that any of its loads uses."""
         n_ranks = self._topology.world_size
         n_nodes = self._topology.n_nodes
-        shared = np.zeros((n_ranks, self._resources.shape[1]))
+        shared = np.zeros((n_ranks, self._resources[0].shape[1]))
         counts = np.zeros(n_ranks * n_nodes, dtype=np.int64)
         for amounts in self._batches:
             np.maximum(shared, amounts.shared, out=shared)
             counts[amounts.peers.pairs] = 1
         pairs = np.flatnonzero(counts)
         peers = _Peers(pairs, np.ones(len(pairs), dtype=np.int64))
-        return tuple(self._transfers(_Amounts(np.zeros(n_ranks), np.zeros(n_ranks), shared, peers)))
+        return tuple(self._transfers(_Amounts(np.zeros(n_ranks), np.zeros(n_ranks), shared, peers), 0))
 
     def staging(self, op: StageIn) -> Iterator[Transfer]:
         """Yield transfers that copy each node's files to its disk; none if the files are already there."""
@@ -197,9 +211,12 @@ class LoadCosts:
         decoding_s = _rounds(n_decoded, dataset.decoders) * self._decode_s
         begins_s = np.where(n_decoded > 0, np.maximum(file_s - first_s, 0.0), 0.0)  # of decoding: with the first file
         last_s = np.where(n_decoded > 0, self._decode_s, 0.0)
+        if dataset.workers:
+            reading_s = seconds.sum(axis=1) * self._waits_for_slot + n_decoded * self._decode_s
+            decoding_s, begins_s, last_s = np.zeros((3, len(n_decoded)))
         peer_nbytes = is_peer.sum(axis=1) * float(dataset.sample_nbytes)
         own_nbytes = (reads.level == MEMORY).sum(axis=1) * float(dataset.sample_nbytes)
-        n_at_once = min(dataset.decoders, self._cores_per_rank)
+        n_at_once = 0.0 if dataset.workers else min(dataset.decoders, self._cores_per_rank)
         n_last = np.minimum(n_decoded, n_at_once)
         columns = [
             storage_nbytes,
@@ -234,8 +251,11 @@ class LoadCosts:
         return _Peers(*np.unique(pairs, return_counts=True))
 
     @cached_property
-    def _resources(self) -> NDArray[np.int64]:
-        """The resources of the columns of each rank's amounts, one row per rank."""
+    def _resources(self) -> tuple[NDArray[np.int64], ...]:
+        """The resources of the columns of each rank's amounts, one row per rank, for each worker."""
+        return tuple(self._resources_of(worker) for worker in range(self._topology.n_workers))
+
+    def _resources_of(self, worker: int) -> NDArray[np.int64]:
         topology = self._topology
         nodes = self._node
         ranks = np.arange(topology.world_size)
@@ -246,13 +266,13 @@ class LoadCosts:
             topology.disk_operations(nodes),
             topology.memory(nodes),
             topology.cores(nodes),
-            topology.readers(ranks),
+            topology.readers(ranks, worker),
             topology.decoders(ranks),
         ]
         return np.stack(columns, axis=1)
 
-    def _transfers(self, amounts: "_Amounts") -> Iterator[Transfer]:
-        ranks, resources, on_each = self._used(amounts)
+    def _transfers(self, amounts: "_Amounts", worker: int) -> Iterator[Transfer]:
+        ranks, resources, on_each = self._used(amounts, worker)
         ends = np.cumsum(np.bincount(ranks, minlength=len(amounts.shared))).tolist()
         latencies = zip(amounts.first_s.tolist(), amounts.last_s.tolist(), strict=True)
         for (first_s, last_s), begin, end in zip(latencies, [0, *ends], ends, strict=False):
@@ -260,13 +280,16 @@ class LoadCosts:
             pause = Stage(last_s, np.empty(0, dtype=np.int64), np.empty(0))
             yield Transfer((stage, pause) if last_s else (stage,))
 
-    def _used(self, amounts: "_Amounts") -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    def _used(
+        self, amounts: "_Amounts", worker: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
         """Return the limiting resources of each rank: ranks, resources, and the amount on each."""
         topology = self._topology
-        ranks, columns = np.nonzero((amounts.shared > 0) & self._limits[self._resources])
+        used_by_ranks = self._resources[worker]
+        ranks, columns = np.nonzero((amounts.shared > 0) & self._limits[used_by_ranks])
         peers, owners = np.divmod(amounts.peers.pairs, topology.n_nodes)
         nbytes = amounts.peers.counts.astype(np.float64) * self._dataset.sample_nbytes
-        resources = [self._resources[ranks, columns], topology.nic_out(owners), topology.memory(owners)]
+        resources = [used_by_ranks[ranks, columns], topology.nic_out(owners), topology.memory(owners)]
         of_all = np.concatenate([ranks, peers, peers])
         used = np.concatenate(resources)
         on_each = np.concatenate([amounts.shared[ranks, columns], nbytes, nbytes])

@@ -103,6 +103,7 @@ def resources_of(plan: Plan, cluster: Cluster) -> Resources:
         nodes_per_domain=cluster.topology.nodes_per_domain,
         railed=cluster.topology.rails,
         machines_per_leaf=cluster.topology.leaf.nodes if cluster.topology.leaf else 0,
+        n_workers=max(1, plan.dataset.workers) if plan.dataset else 1,
     )
 
 
@@ -142,6 +143,7 @@ class _Pricing:
             nodes_per_domain=cluster.topology.nodes_per_domain,
             railed=resources.railed,
             machines_per_leaf=resources.machines_per_leaf,
+            n_workers=resources.n_workers,
             mesh=cluster.topology.mesh,
             spine_s=cluster.topology.leaf.latency_s if cluster.topology.leaf else 0.0,
         )
@@ -185,7 +187,7 @@ class _Pricing:
         if disk := self._cluster.disk:
             capacity_Bps[topology.disk_read(nodes)] = disk.read_Bps
             capacity_Bps[topology.disk_write(nodes)] = disk.write_Bps
-            capacity_Bps[topology.disk_operations(nodes)] = disk.operations_per_s
+            capacity_Bps[topology.disk_operations(nodes)] = disk.files_per_s
         if memory := self._cluster.memory:
             capacity_Bps[topology.memory(nodes)] = memory.bandwidth_Bps
         if self._cluster.host.cores_per_node:
@@ -197,7 +199,9 @@ class _Pricing:
         if leaf := self._cluster.topology.leaf:
             leaves = np.arange(topology.n_leaves)
             capacity_Bps[topology.leaf_up(leaves)] = capacity_Bps[topology.leaf_down(leaves)] = leaf.uplinks_Bps
-        capacity_Bps[topology.readers(ranks)] = capacity_Bps[topology.decoders(ranks)] = 1.0
+        capacity_Bps[topology.decoders(ranks)] = 1.0
+        for worker in range(topology.n_workers):
+            capacity_Bps[topology.readers(ranks, worker)] = 1.0
         return capacity_Bps
 
     def cost(self, op: ops.Op) -> OpCost:
@@ -510,4 +514,5 @@ def _owner(group: Group, resources: Resources) -> NDArray[np.int64]:
     for leaf in range(resources.n_leaves):
         groups = of_machine[leaf_of_machine == leaf]
         of_leaf[leaf] = groups[0] if (groups == groups[0]).all() else _SEVERAL
-    return np.concatenate([*links, of_storage, *[of_node] * 5, of_rank, of_rank, *rails, of_leaf, of_leaf])
+    threads = [np.repeat(of_rank, resources.n_workers), of_rank]
+    return np.concatenate([*links, of_storage, *[of_node] * 5, *threads, *rails, of_leaf, of_leaf])

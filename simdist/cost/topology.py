@@ -245,6 +245,7 @@ class Topology(Resources):
             nodes_per_domain=self.nodes_per_domain,
             railed=self.railed,
             machines_per_leaf=self.machines_per_leaf,
+            n_workers=self.n_workers,
         )
         wiring = Wiring(resources, self.switched, self.bridged, self.mesh, math.isfinite(self.host_Bps))
         return routes_of(wiring, messages.src, messages.dst)

@@ -447,9 +447,10 @@ class _Drafting:
         default, source = job.batch_of(world_size)
         size = interview.setting("batch size", "--batch-size", options.batch_size, default, source, check=_count)
         n_passes, passes_source = job.micro_batches(size, world_size)
+        is_other = n_passes != described_jobs.workload_of(job, name).micro_batches
         more = [
             WorkloadKey("batch_size", size, f"samples per GPU and pass; {self._remark('batch size')}"),
-            *([WorkloadKey("micro_batches", n_passes, passes_source)] if n_passes > 1 else []),
+            *([WorkloadKey("micro_batches", n_passes, passes_source)] if passes_source and is_other else []),
         ]
 
         def text(*keys: WorkloadKey) -> list[str]:

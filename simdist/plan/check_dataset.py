@@ -25,6 +25,8 @@ def dataset_problems(dataset: Dataset, world_size: int) -> Iterator[str]:
     if not 0 < world_size * dataset.batch_size <= dataset.n_samples:
         needed = f"a step of {world_size} ranks reads {world_size * dataset.batch_size}"
         yield f"n_samples {dataset.n_samples}; {needed}, and an epoch has one step or more"
+    if dataset.workers < 0:
+        yield f"workers {dataset.workers}; must be at least 0"
     if dataset.n_samples > MAX_SAMPLES:
         yield f"n_samples {dataset.n_samples}; must be at most {MAX_SAMPLES}"
     yield from _size_problems(dataset)

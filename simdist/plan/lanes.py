@@ -66,6 +66,11 @@ def pull_from(server: int) -> Lane:
     return Lane(f"pull {server}", "comm", COMM.communicator)
 
 
+def load_by(worker: int) -> Lane:
+    """Return the lane of a worker that loads whole batches. Its loads run in order, beside those of other workers."""
+    return Lane(f"load {worker}", "io")
+
+
 def all_lanes(used: Iterable[Lane]) -> tuple[Lane, ...]:
     """Return `LANES`, followed by the other lanes that are used, each once."""
     return tuple(dict.fromkeys((*LANES, *used)))

@@ -414,10 +414,12 @@ class Delay:
     Args:
         channel: The channel.
         micro_batch: Take what was drawn for this micro-batch. None: take the delays of the whole step.
+        lane: Lane that is delayed. None: that of the channel.
     """
 
     channel: Channel
     micro_batch: int | None = None
+    lane: Lane | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,7 +492,7 @@ def lane_of(op: Op) -> Lane:
         case Forward() | Backward() | TrustRatios() | Optimize():
             return COMPUTE
         case Delay():
-            return _OF_CHANNEL[op.channel]
+            return op.lane or _OF_CHANNEL[op.channel]
         case Load() | Save() | Copy() | Pack() | Unpack() | Combine() | Tick() | Wait():
             return op.lane
         case AllReduce() | ReduceScatter() | AllGather() | Reduce() | Broadcast():

@@ -55,6 +55,8 @@ _UNWRITTEN: dict[str, object] = {
     "keep": (),
     "adds": False,
     "dst": None,
+    "lane": None,
+    "workers": 0,
     "to": "storage",
     "by": {"size": 1, "stride": 1},
     "slices": (),
@@ -145,6 +147,8 @@ class Dataset:
         warm: The disks start with the files that an earlier run of this plan left.
         readers: Files that a rank reads at the same time.
         decoders: Samples that a rank decodes at the same time.
+        workers: Processes of a rank that load batches in turn, as those of torch's DataLoader. Each reads and decodes
+            the samples of a batch one after the other. 0: readers and decoders share each batch.
     """
 
     n_samples: int
@@ -160,6 +164,7 @@ class Dataset:
     warm: bool = False
     readers: int = 8
     decoders: int = 1
+    workers: int = 0
 
     def steps_per_epoch(self, world_size: int) -> int:
         """Return the number of batches of all ranks in an epoch.
@@ -330,7 +335,7 @@ class Plan:
             "buffers": [_fields_of(buffer) for buffer in self.buffers],
             "bodies": [[{"op": type(op).__name__, **_fields_of(op)} for op in body] for body in self.bodies],
             "order": [dataclasses.asdict(run) for run in self.order],
-            **({"dataset": dataclasses.asdict(self.dataset)} if self.dataset else {}),
+            **({"dataset": _fields_of(self.dataset)} if self.dataset else {}),
         }
 
     def __repr__(self) -> str:
@@ -379,7 +384,7 @@ class StepIndex:
         return self._first_steps[run] + times * n_bodies + bisect_right(self._within[run], at) - 1
 
 
-def _fields_of(item: Buffer | Op) -> dict[str, Any]:
+def _fields_of(item: Buffer | Op | Dataset) -> dict[str, Any]:
     """Return the fields to write to a file, without those at their usual values, such as most operations' lane."""
     found = dataclasses.asdict(item)
     usual = {name: value for name, value in _UNWRITTEN.items() if name in found}

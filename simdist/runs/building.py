@@ -102,7 +102,9 @@ def job(scenario: Scenario) -> Job:
         optimizer=workload.optimizer,
         micro_batches=workload.micro_batches,
         batch_nbytes=max(1, workload.samples_per_step * workload.sample_nbytes),
-        input_path=InputPath(path.source, path.copy_method, path.prefetch, dataset(scenario), policy),
+        input_path=InputPath(
+            path.source, path.copy_method, path.n_ahead, dataset(scenario), policy, path.n_worker_lanes
+        ),
         host_waits_for=scenario.host.waits_for,
         run_ahead_steps=scenario.host.run_ahead_steps,
         delay_channels=frozenset(each.on for each in scenario.delays if each),
@@ -135,6 +137,7 @@ def dataset(scenario: Scenario) -> Dataset | None:
         warm=data.start == "warm",
         readers=scenario.input.readers,
         decoders=scenario.input.decode_workers,
+        workers=scenario.input.n_worker_lanes,
     )
 
 

@@ -175,8 +175,9 @@ class Disk(Settings):
         read_Bps: Bytes per second read, shared by the ranks of the node.
         write_Bps: Bytes per second written.
         latency_s: Seconds per file.
-        operations_per_s: Files per second that are read or written, shared by the ranks of the node; unlimited if
-            absent. A disk with one spindle does 1 / `latency_s`.
+        operations_per_s: Files per second that are read or written, shared by the ranks of the node. If absent, a disk
+            with the latency of a hard disk does 1 / `latency_s`, because its heads move for one file at a time. A
+            faster one does any number.
         capacity_nbytes: Bytes that it keeps at most; unlimited if absent.
         source: Where the numbers are from.
     """
@@ -186,9 +187,16 @@ class Disk(Settings):
     read_Bps: BytesPerSecond
     write_Bps: BytesPerSecond
     latency_s: Seconds = 0.0
-    operations_per_s: Annotated[PerSecond, Field(exclude_if=math.isinf)] = math.inf
+    operations_per_s: Annotated[PerSecond | None, Field(exclude_if=lambda rate: rate is None)] = None
     capacity_nbytes: Nbytes | None = Field(default=None, alias="capacity")
     source: str = ""
+
+    @property
+    def files_per_s(self) -> float:
+        """Files per second that the node reads or writes at most."""
+        if self.operations_per_s is not None:
+            return self.operations_per_s
+        return 1 / self.latency_s if self.latency_s >= _SEEK_S else math.inf
 
     def unused(self, uses: Uses) -> Iterator[str]:
         """Yield a sentence if the disk has no effect."""
@@ -197,11 +205,10 @@ class Disk(Settings):
 
     def remarks(self, uses: Uses) -> Iterator[str]:
         """Yield a sentence for each value that is doubtful if nodes keep files."""
-        if self.latency_s >= _SEEK_S and math.isinf(self.operations_per_s):
-            per_s = f"{1 / self.latency_s:.4g}"
+        if self.operations_per_s is None and math.isfinite(self.files_per_s):
             yield (
-                f"cluster.disk.latency of {format_seconds(self.latency_s)} is that of a hard disk, which does {per_s} "
-                f"files per second, and operations_per_s is unlimited: write operations_per_s: {per_s}"
+                f"cluster.disk.latency of {format_seconds(self.latency_s)} is that of a hard disk, which does "
+                f"{self.files_per_s:.4g} files per second: write operations_per_s if yours does more"
             )
         yield from _too_small("disk", self.capacity_nbytes, "file", uses.file_nbytes)
 

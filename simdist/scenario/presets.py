@@ -77,11 +77,15 @@ def expand(part: Part, value: object, *, folder: Path = Path()) -> object:
         base = _read_file(part, value["file"], folder)
         if part == "workload":
             _refuse_other_batch(base, overrides)
+            _refuse_other_model(base, overrides, "file")
         return _merged(base, overrides)
     name = value["preset"]
     if not isinstance(name, str) or name not in names(kind):
         refuse("preset", [(("preset",), _unknown(kind, name))])
-    return _merged(_read(part, kind, name), overrides)
+    base = _read(part, kind, name)
+    if part == "workload":
+        _refuse_other_model(base, overrides, "preset")
+    return _merged(base, overrides)
 
 
 def _refuse_other_batch(base: dict[str, object], overrides: dict[str, object]) -> None:
@@ -92,6 +96,20 @@ def _refuse_other_batch(base: dict[str, object], overrides: dict[str, object]) -
     is_timed = "forward" in base or (isinstance(tensors, list) and any("forward" in each for each in tensors))
     if is_timed and size != stated and "measured_batch_size" not in base and TIMES.isdisjoint(overrides):
         refuse("file", [(("batch_size",), unmeasured(size, stated))])
+
+
+def _refuse_other_model(base: dict[str, object], overrides: dict[str, object], key: str) -> None:
+    """Refuse another model over a base that states `recompute`, which belongs to the model of the base."""
+    share = base.get("recompute")
+    if not share or "recompute" in overrides:
+        return
+    own = overrides.get("transformer")
+    sizes = base.get("transformer")
+    known = sizes if isinstance(sizes, dict) else {}
+    resized = isinstance(own, dict) and any(known.get(name) != size for name, size in own.items() if name != "sequence")
+    if resized or not {"tensors", "tensors_file"}.isdisjoint(overrides):
+        message = f"{share} is that of the {key}'s own model: write recompute, e.g. 0% for no activation checkpointing"
+        refuse(key, [(("recompute",), message)])
 
 
 def _unknown(kind: PresetKind, name: object) -> str:

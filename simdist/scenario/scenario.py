@@ -32,7 +32,7 @@ from simdist.scenario.uncertain import Range, check_ranges
 from simdist.scenario.workload import Workload, other_batch_fault
 from simdist.schedules import KINDS as SCHEDULE_KINDS
 from simdist.schedules import GradientSchedule, Schedule, settings_of_name
-from simdist.schedules.job import Job, Policy, Shape, uses_disk, uses_memory
+from simdist.schedules.job import POLICIES_OF_WORKERS, Job, Policy, Shape, uses_disk, uses_memory
 from simdist.settings.base import (
     Fault,
     Settings,
@@ -90,7 +90,8 @@ class Host(Settings):
 
 
 _BASES = {"preset", "file"}
-_OF_DATALOADER = ("num_workers", "workers", "prefetch_factor")
+_MOST_WORKERS = 1024
+_SHARED_BATCH = ("prefetch", "readers", "decode_workers")  # keys of threads that share a batch
 
 
 class InputSettings(Settings):
@@ -103,6 +104,10 @@ class InputSettings(Settings):
         prefetch: Batches that are read ahead from storage.
         readers: Files of a data set that a rank reads at the same time.
         decode_workers: Samples that a rank decodes at the same time.
+        num_workers: Processes of torch's DataLoader, in place of the three keys above. Each reads and decodes whole
+            batches, one sample after the other, and begins the next batch when one of its own has been taken. 0: the
+            host does so itself, in each step. Every epoch begins without batches.
+        prefetch_factor: Batches that each worker loads ahead.
         data: Data set read from storage, sample by sample; absent: a batch is one request.
     """
 
@@ -111,22 +116,31 @@ class InputSettings(Settings):
     prefetch: Annotated[Whole, Field(ge=1)] = 2
     readers: Annotated[Whole, Field(ge=1)] = 8
     decode_workers: Annotated[Whole, Field(ge=1)] = 1
+    num_workers: Annotated[Whole | None, Field(ge=0, le=_MOST_WORKERS, exclude_if=lambda count: count is None)] = None
+    prefetch_factor: Annotated[Whole, Field(ge=1, le=_MOST_WORKERS, exclude_if=lambda factor: factor == 2)] = 2
     data: DataSettings | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_loader_workers(cls, value: Any) -> Any:
-        """Refuse the settings of torch's DataLoader by name: the nearest keys here mean other things."""
-        written = [key for key in _OF_DATALOADER if isinstance(value, Mapping) and key in value]
-        means = "workers of torch's DataLoader read and decode whole batches, which is not modelled"
-        instead = "write readers and prefetch as under 'A DataLoader with workers' in docs/how-to/find-data-stalls.md"
-        refuse("Input", [((key,), f"unknown key {key!r}: {means}; {instead}") for key in written])
-        return value
+    @property
+    def n_ahead(self) -> int:
+        """Batch buffers in rotation, or with workers, batches that they load ahead of the one that is used."""
+        return self.prefetch if self.num_workers is None else self.num_workers * self.prefetch_factor
+
+    @property
+    def n_worker_lanes(self) -> int:
+        """Workers that load whole batches; 0 if threads share each batch. The host without workers is one of them."""
+        return 0 if self.num_workers is None else max(1, self.num_workers)
 
     def unused(self, uses: Uses) -> Iterator[str]:
         """Yield a sentence for each setting without effect."""
         if self.source == "device" and self.copy_method != "pinned":
             yield "input.copy has no effect: with input.source device nothing is copied"
+        if self.num_workers is None and self.prefetch_factor != 2:
+            yield "input.prefetch_factor has no effect: without input.num_workers, prefetch counts batches"
+        if self.num_workers is not None and self.source != "storage":
+            yield f"input.num_workers has no effect: with input.source {self.source} nothing is loaded"
+        for key in _SHARED_BATCH if self.num_workers is not None else ():
+            if getattr(self, key) != type(self).model_fields[key].default:
+                yield f"input.{key} has no effect: with input.num_workers, each worker loads whole batches"
         if self.source != "storage" and self.prefetch != 2:
             yield f"input.prefetch has no effect: with input.source {self.source} nothing is read ahead"
         if not uses.has_data and self.readers != 8:
@@ -209,20 +223,27 @@ def _choose_schedule(value: object, info: ValidationInfo) -> Schedule:
     fields = type(schedule).model_fields
     faults: list[Fault] = [((fields[field].alias or field,), message) for field, message in problems]
     if cluster and "input" in info.data:
-        of_input = _input_problems(schedule, info.data["input"].data, cluster)
+        of_input = _input_problems(schedule, info.data["input"], cluster)
         faults += [(("input", key), message) for key, message in of_input]
     refuse("Schedule", faults)
     return schedule
 
 
-def _input_problems(schedule: Schedule, data: DataSettings | None, cluster: Cluster) -> Iterator[tuple[str, str]]:
+def _input_problems(schedule: Schedule, path: InputSettings, cluster: Cluster) -> Iterator[tuple[str, str]]:
     """Yield what a schedule asks of the input that the scenario does not have."""
     own = schedule.input
+    data = path.data
     for key, value in {"policy": own.policy, "readers": own.readers, "decode_workers": own.decode_workers}.items():
         if data is None and value is not None:
             yield key, "there is no data set to read: write input.data: {samples: ..., file_size: ...} in the scenario"
+    for key in _SHARED_BATCH if path.num_workers is not None else ():
+        if getattr(own, key) is not None:
+            yield key, "with input.num_workers, each worker loads whole batches: leave it out"
     policy = own.policy or (data.policy if data else None)
-    if policy and (fault := _policy_fault(policy, cluster)):
+    if policy and path.num_workers is not None and policy not in POLICIES_OF_WORKERS:
+        known = " or ".join(POLICIES_OF_WORKERS)
+        yield "policy", f"{policy}: workers of a DataLoader share no memory, and begin at once: write {known}"
+    elif policy and (fault := _policy_fault(policy, cluster)):
         yield "policy", fault
 
 

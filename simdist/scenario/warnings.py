@@ -34,11 +34,17 @@ _FASTEST_FLOPS = 2.25e15  # B200, dense fp16, NVIDIA Blackwell datasheet
 _LEAST_SHARE = 0.05  # of the peak that a pass reaches, without a stated utilization
 _MOST_SHARE = 1.0
 _OVERHEAD_S = 0.25  # that Python and launches may take in a pass of few FLOPs
-_UNSTATED = (
-    "cluster.network.efficiency is not stated, and so 1; 0.38 (TCP, nccl#398) to 0.96 (RDMA, nccl-tests#119) were "
-    "measured: write it, or a range in cluster.uncertain"
-)
-
+#: By transport and up to a line rate in Gbit/s: the share of it that payload reached, from and to, and a source.
+_CARRIED: dict[Transport, tuple[tuple[float, float, float, str], ...]] = {
+    "tcp": (
+        (10, 0.80, 0.94, "experiments/gtopk_1gbe; 1,448 of 1,538 bytes of a frame are data"),
+        (32, 0.45, 0.70, "nccl#209"),
+        (math.inf, 0.32, 0.48, "nccl#398, nccl#450"),
+    ),
+    "rdma": ((math.inf, 0.48, 0.98, "nccl#465 without GPUDirect, nccl-tests#290 with it"),),
+    "efa": ((math.inf, 0.64, 0.96, "nccl-tests#22, dstack#3961"),),
+    "slingshot": ((math.inf, 0.68, 0.96, "rccl#1490"),),
+}
 _UNSTATED_FACTORS = (
     "cluster.device.orthonormalize is not stated, so powersgd makes factors orthonormal in no more time than their "
     "memory traffic takes, which is too little on a GPU: measure it, with python -m real.calibrate"
@@ -63,7 +69,13 @@ def unstated(cluster: Cluster, schedules: Iterable[Schedule]) -> list[str]:
     """List the speeds that default to unlimited, of links between nodes and of Gram-Schmidt, and GPUs without rows."""
     network = cluster.network
     is_stated = "efficiency" in network.model_fields_set or math.isinf(network.bandwidth_Bps)
-    found = [] if is_stated or cluster.n_domains == 1 else [_UNSTATED]
+    found = []
+    if not is_stated and cluster.n_domains > 1:
+        measured = _carried(cluster)
+        reached = f"; {measured[2]} was reached" if measured else ""
+        found.append(
+            f"cluster.network.efficiency is not stated, and so 1{reached}: write it, or a range in cluster.uncertain"
+        )
     if cluster.device.orthonormalize_s is None and any(each.orthonormalizes for each in schedules):
         found.append(_UNSTATED_FACTORS)
     if cluster.has_unknown_gpus and cluster.uncertain:
@@ -74,9 +86,30 @@ def unstated(cluster: Cluster, schedules: Iterable[Schedule]) -> list[str]:
     return found
 
 
+def _carried(cluster: Cluster) -> tuple[float, float, str] | None:
+    """Return the share of the line rate that payload reaches over such a network, from and to, and both in words."""
+    transport = cluster.likely_transport
+    rate = cluster.network.bandwidth_Bps / _BPS_PER_GBIT
+    for most, low, high, source in _CARRIED.get(transport, ()):
+        if rate <= most:
+            return low, high, f"{low:.0%} to {high:.0%} of {rate:g} Gbit/s over {transport} ({source})"
+    return None
+
+
+def _other_line_rate(cluster: Cluster) -> Iterator[str]:
+    """Yield a sentence if an efficiency that is not measured, such as a preset's, is that of another line rate."""
+    efficiency = cluster.network.efficiency
+    measured = _carried(cluster)
+    is_range = "network.efficiency" in cluster.uncertain and cluster.n_domains > 1
+    if is_range and measured and not measured[0] <= efficiency <= measured[1]:
+        stated = f"cluster.network.efficiency of {efficiency:.0%} is that of another line rate"
+        yield f"{stated}; {measured[2]} was reached: write it, and a range in cluster.uncertain"
+
+
 def doubtful_units(scenario: Scenario) -> Iterator[str]:
     """Yield a sentence for each value whose unit is probably wrong."""
     yield from _network(scenario.cluster)
+    yield from _other_line_rate(scenario.cluster)
     yield from _fabric(scenario.cluster)
     yield from _passes(scenario.workload, scenario.cluster)
 

@@ -28,6 +28,7 @@ FloatType: TypeAlias = Literal["float64", "float32", "float16", "bfloat16"]
 #:     arXiv 2010.10458, section 3.2: `datacache`.
 Policy: TypeAlias = Literal["naive", "files", "memory", "datacache", "staged"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
+POLICIES_OF_WORKERS: tuple[Policy, ...] = ("naive", "files")  # without memory or a stage that workers would share
 
 
 def levels(policy: Policy, epoch: int) -> tuple[tuple[Level, ...], tuple[Level, ...]]:
@@ -67,10 +68,12 @@ class InputPath:
             `storage`: loaded from storage into one of `prefetch` host buffers, then copied.
         copy: `pinned`: the copy is enqueued and the host continues; `pageable`: the host waits for the copy, and so for
             all earlier work of the compute stream.
-        prefetch: Batch buffers in rotation.
+        prefetch: Batch buffers in rotation. With workers: batches that they load ahead of the one that is used.
         dataset: Data set loaded from storage, with the numbers of files read and decoded at once. None: each batch is
             one request.
         policy: The levels of storage that the loads of a data set read.
+        workers: Processes that load whole batches in turn, from each epoch's start, as those of torch's DataLoader. 0:
+            one load follows the other, also across epochs.
     """
 
     source: Literal["device", "memory", "storage"] = "device"
@@ -78,6 +81,12 @@ class InputPath:
     prefetch: int = 2
     dataset: Dataset | None = None
     policy: Policy = "naive"
+    workers: int = 0
+
+    @property
+    def n_buffers(self) -> int:
+        """Batches in host memory: with workers also one that each of them writes."""
+        return self.prefetch + self.workers
 
 
 @dataclass(frozen=True, slots=True)

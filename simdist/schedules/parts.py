@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from simdist.plan import Body, Buffer, Group, Lane, Op, Servers, algorithms, ops
+from simdist.plan.lanes import IO, load_by
 from simdist.plan.ops import ALONE, Algorithm, Channel
 from simdist.plan.optimizers import OPTIMIZERS
 from simdist.plan.plan import ITEM_NBYTES, DType
@@ -140,7 +141,7 @@ def input_buffers(job: Job) -> tuple[Buffer, ...]:
     """Return the buffers of batches, on the host and on the device."""
     if job.input_path.source == "device":
         return ()
-    n_batches = job.input_path.prefetch if job.input_path.source == "storage" else 1
+    n_batches = job.input_path.n_buffers if job.input_path.source == "storage" else 1
     ready = job.input_path.source == "memory"
     batches = (
         Buffer(f"batch.{turn}", job.batch_nbytes, "uint8", place="host", initialized=ready) for turn in range(n_batches)
@@ -213,30 +214,48 @@ def _delay(job: Job, channel: Channel, micro_batch: int | None) -> ops.Delay:
 
 
 def bring_input(job: Job, step: int) -> Body:
-    """Bring the batch of `step` to the device. With storage, also start the load of the batch `prefetch - 1` ahead."""
+    """Bring the batch of `step` to the device. With storage, also start loads ahead."""
     match job.input_path.source:
         case "device":
             return ()
         case "memory":
             return _copy_input(job, "batch.0")
         case "storage":
-            depth = job.input_path.prefetch
-            upcoming = range(depth) if step == 0 else range(step + depth - 1, step + depth)
-            loads: list[Op] = [_load(job, batch) for batch in upcoming if batch < job.n_steps]
+            loads: list[Op] = [_load(job, batch) for batch in _upcoming(job, step)]
             if loads and "io" in job.delay_channels:
-                loads.insert(len(loads) - 1, ops.Delay("io"))
+                loads.insert(len(loads) - 1, _io_delay(loads[-1]))
             if step == 0 and job.input_path.dataset and job.input_path.policy == "staged":
                 loads.insert(0, ops.StageIn(Group(job.ranks_per_node)))
-            batch = f"batch.{step % depth}"
+            batch = f"batch.{step % job.input_path.n_buffers}"
             return (*loads, ops.Wait(batch), *_copy_input(job, batch))
+
+
+def _upcoming(job: Job, step: int) -> range:
+    """Return the batches with loads that start in a step.
+
+    Workers load `prefetch` batches ahead of the one that the step takes, but none of the next epoch, whose order of
+    samples a `DataLoader` draws when the epoch begins. Each starts its next batch when it has finished the one before.
+    Without workers, the loads in flight and the batch in use share `prefetch` buffers.
+    """
+    path = job.input_path
+    epoch = path.dataset.steps_per_epoch(job.world_size) if path.dataset and path.workers else job.n_steps
+    begin = step - step % epoch
+    n_ahead = path.prefetch if path.workers else path.prefetch - 1
+    return range(step if step == begin else step + n_ahead, min(step + n_ahead + 1, begin + epoch, job.n_steps))
+
+
+def _io_delay(load: Op) -> ops.Delay:
+    lane = ops.lane_of(load)
+    return ops.Delay("io", lane=None if lane == IO else lane)
 
 
 def _load(job: Job, batch: int) -> ops.Load:
     path = job.input_path
-    buffer = f"batch.{batch % path.prefetch}"
+    buffer = f"batch.{batch % path.n_buffers}"
+    lane = load_by(batch % path.workers) if path.workers else IO
     if path.dataset is None:
-        return ops.Load(buffer)
-    return ops.Load(buffer, *levels(path.policy, epoch=batch // path.dataset.steps_per_epoch(job.world_size)))
+        return ops.Load(buffer, lane=lane)
+    return ops.Load(buffer, *levels(path.policy, epoch=batch // path.dataset.steps_per_epoch(job.world_size)), lane)
 
 
 def _copy_input(job: Job, batch: str) -> Body:

@@ -18,7 +18,7 @@ from simdist.runs.building import build, dataset, live_of
 from simdist.scenario import Scenario
 from simdist.scenario.cluster import Storage
 from simdist.schedules import Schedule
-from simdist.schedules.job import POLICIES, uses_disk, uses_memory
+from simdist.schedules.job import POLICIES, POLICIES_OF_WORKERS, uses_disk, uses_memory
 from simdist.settings.base import unchecked_copy
 from simdist.studies.columns import frame_of_records
 from simdist.studies.epochs import Epochs, find_epochs
@@ -164,8 +164,17 @@ def _with_cluster(scenario: Scenario, **update: object) -> Scenario:
     return unchecked_copy(scenario, cluster=scenario.cluster.model_copy(update=update))
 
 
+def _with_input(scenario: Scenario, **update: object) -> Scenario:
+    return unchecked_copy(scenario, input=scenario.input.model_copy(update=update))
+
+
 def _of_schedule(scenario: Scenario, schedule: Schedule) -> Iterator[Knob]:
     path = scenario.input
+    if path.num_workers is not None:
+        for key, value in {"num_workers": path.num_workers, "prefetch_factor": path.prefetch_factor}.items():
+            more = 2 * value or 1
+            yield Knob(f"{key} {value} -> {more}", _with_input(scenario, **{key: more}), schedule)
+        return
     now = {
         "decode_workers": schedule.input.decode_workers or path.decode_workers,
         "readers": schedule.input.readers or path.readers,
@@ -178,7 +187,7 @@ def _of_schedule(scenario: Scenario, schedule: Schedule) -> Iterator[Knob]:
 def _policies(scenario: Scenario, schedule: Schedule) -> Iterator[Knob]:
     data = scenario.input.data
     now = schedule.input.policy or (data.policy if data else None)
-    for policy in POLICIES:
+    for policy in POLICIES if scenario.input.num_workers is None else POLICIES_OF_WORKERS:
         if policy != now:
             needs = {"cluster.disk": uses_disk(policy), "cluster.memory": uses_memory(policy)}
             there = {"cluster.disk": scenario.cluster.disk, "cluster.memory": scenario.cluster.memory}

@@ -227,7 +227,8 @@ def _limits(work: _Work, epoch: int | None, costs: Costs) -> EpochLimits:
     busy_s = work.amounts / costs.capacity_Bps
 
     computing_s, reading_s, decoding_s = work.ranks_s
-    decodes = decoding_s > 0  # what does not, is done with its files as they come
+    decodes = (decoding_s > 0) | (resources.n_workers > 1)  # what does not, is done with its files as they come
+    threads_s = np.sum([busy_s[resources.readers(ranks, worker)] for worker in range(resources.n_workers)], axis=0)
     cores_s = busy_s[resources.cores(resources.node(ranks))]
     decoding_s = np.maximum(decoding_s + busy_s[resources.decoders(ranks)], cores_s)
 
@@ -246,7 +247,7 @@ def _limits(work: _Work, epoch: int | None, costs: Costs) -> EpochLimits:
         "disk": busiest_s(resources.disk_read(nodes), resources.disk_write(nodes), resources.disk_operations(nodes)),
         "memory": busiest_s(resources.memory(nodes)),
         "decoding": float(decoding_s.max(where=decodes, initial=0.0)),
-        "reading": float((reading_s + busy_s[resources.readers(ranks)]).max()),
+        "reading": float(((reading_s + threads_s) / resources.n_workers).max()),
     }
     of_servers = work.amounts[np.unique(resources.storage_server(nodes))]
     return EpochLimits(epoch, seconds, float(of_servers.sum()), float(of_servers.max()), {})

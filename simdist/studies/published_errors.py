@@ -80,7 +80,8 @@ class Doubt:
         n_rows: Published rows of that class.
         n_families: Families of these.
         logs: log(measured / simulated) at evenly spaced places from 0 to 1, for each of `sizes`.
-        sizes: Bytes of a collective; one entry if size does not matter.
+        sizes: Bytes of a collective, or microseconds that a step computes which reads from storage; one entry if size
+            does not matter.
         known: Share of the time that is stated to be lost, and so already simulated.
     """
 
@@ -104,17 +105,17 @@ class Doubt:
         errors = f"errors of {self.n_rows} published rows, {_TITLES[self.kind]}{of}"
         return f"{self.name} ({errors}): measure {_MEASURE[self.kind]}"
 
-    def factor(self, place: float, nbytes: int = 1) -> float:
+    def factor(self, place: float, size: float = 1) -> float:
         """Return what multiplies a time at a place from 0 to 1."""
-        return self.factor_at(self.logs_at(place), nbytes)
+        return self.factor_at(self.logs_at(place), size)
 
     def logs_at(self, place: float) -> list[float]:
         """Return log(measured / simulated) at a place from 0 to 1, for each of `sizes`."""
         return [_interpolated(each, place) for each in self.logs]
 
-    def factor_at(self, logs: Sequence[float], nbytes: int) -> float:
+    def factor_at(self, logs: Sequence[float], size: float) -> float:
         """Return what multiplies a time, given the logarithms at its place."""
-        between = float(np.interp(math.log(max(nbytes, 1)), np.log(self.sizes), logs))
+        between = float(np.interp(math.log(max(size, 1)), np.log(self.sizes), logs))
         return math.exp(between) / (1 + self.known)
 
 
@@ -246,9 +247,13 @@ def collective_doubt(table: _Table, kind: _Kind, link: str) -> Doubt:
 
 
 def storage_doubts(table: _Table) -> tuple[Doubt, Doubt]:
-    """Return the doubts of loads that take longer than computing, and of passes beside loads that take less."""
+    """Return the doubts of loads that take longer than computing, and of passes beside loads that take less.
+
+    Both depend on how long a step computes. Of a step of milliseconds, what the host does besides is a large part.
+    """
     kinds: tuple[_Kind, _Kind] = ("storage", "input")
-    reading, computing = (_doubt(kind, table["storage"], (kind,), (1,)) for kind in kinds)
+    of = table["storage"]
+    reading, computing = (_doubt(kind, of["classes"], (kind,), tuple(of["step_us"])) for kind in kinds)
     return reading, computing
 
 
@@ -274,8 +279,9 @@ def doubted(plan: Plan, costs: Costs, at: Mapping[Doubt, float]) -> Costs:
         costs: Its prices.
         at: Place of each doubt in its distribution, from 0 to 1.
     """
-    computing = math.prod(each.factor(place) for each, place in at.items() if each.kind in _OF_COMPUTING)
-    reading = math.prod(each.factor(place) for each, place in at.items() if each.kind == "storage")
+    step_us = _computing_us(plan, costs)
+    computing = math.prod(each.factor(place, step_us) for each, place in at.items() if each.kind in _OF_COMPUTING)
+    reading = math.prod(each.factor(place, step_us) for each, place in at.items() if each.kind == "storage")
     by_kind = {each.kind: (each, each.logs_at(place)) for each, place in at.items()}
     buffers = {buffer.name: buffer for buffer in plan.buffers}
     kinds: dict[Group, _Kind] = {}
@@ -304,6 +310,12 @@ def doubted(plan: Plan, costs: Costs, at: Mapping[Doubt, float]) -> Costs:
         return cost
 
     return replace(costs, of={op: price(op, cost) for op, cost in costs.of.items()})
+
+
+def _computing_us(plan: Plan, costs: Costs) -> float:
+    """Return the microseconds that the first step computes, on the mean rank."""
+    passes = (costs.of[op] for op in plan.bodies[0] if isinstance(op, Forward | Backward))
+    return 1e6 * math.fsum(float(np.mean(cost.seconds)) for cost in passes if isinstance(cost, Local))
 
 
 def _read_slower(cost: Shared | Varying, factor: float, resources: Resources) -> Shared | Varying:

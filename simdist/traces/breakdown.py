@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import TraceError, require
-from simdist.plan.lanes import COMM, LaneKind
+from simdist.plan.lanes import COMM, IO, Lane, LaneKind
 from simdist.plan.walk import Template, stretches
 from simdist.traces.links import Held
 from simdist.traces.trace import Trace, late_shares
@@ -379,6 +379,7 @@ class Attribution:
         self._gaps: list[tuple[_Times, _Times]] = []  # begin and end
         self._overlaps: list[tuple[int, _Collective]] = []  # number of a gap, and a collective that is open then
         self._begin_s: _Times = np.zeros(n_seeds)  # times count from here on
+        self._load_lanes: dict[str, None] = {}  # of workers that load whole batches
         self._seen: set[Hashable] = set()
         self._known: dict[tuple[Hashable, bytes], _Added] = {}
 
@@ -405,7 +406,7 @@ class Attribution:
                 ready_s, start_s, end_s = (np.maximum(at_s, beyond_s) for at_s in (ready_s, start_s, end_s))
             now.open.collectives.append(_Collective(index, ready_s, start_s, end_s))
         elif kind == "io":
-            now.open.loads.append(_Transfer(index, start_s, end_s))
+            now.open.loads.append(self._load(index, lane, start_s, end_s))
         elif kind == "save":
             now.open.saves.append(_Transfer(index, start_s, end_s))
         if self._held and kind not in ("host", "compute"):
@@ -413,6 +414,17 @@ class Attribution:
                 now.open.held.append((name, kind, np.maximum(end_s - seconds, start_s), end_s))
         if now.gaps and kind == "comm":
             self._reach_back()
+
+    def _load(self, index: int, lane: Lane, start_s: _Times, end_s: _Times) -> _Transfer:
+        """Return a load; of a worker, only the part that is beyond the earlier loads of other workers."""
+        if lane.name != IO.name:
+            self._load_lanes[lane.name] = None
+            ends_s = self._now.last_end_s
+            others = (name for name in self._load_lanes if name != lane.name and name in ends_s)
+            for beyond_s in (unpacked(ends_s[name], len(self._totals.gap_s)) for name in others):
+                start_s = np.maximum(start_s, beyond_s)
+                end_s = np.maximum(end_s, beyond_s)
+        return _Transfer(index, start_s, end_s)
 
     def _end_gap(self, after: set[int], start_s: _Times) -> None:
         """End a gap by a compute operation that waited for `after`."""

@@ -8,7 +8,7 @@ from simdist.errors import ScenarioError
 from simdist.scenario import Scenario
 from simdist.scenario.checkpoint import Mode
 from simdist.schedules import KINDS, Schedule
-from simdist.schedules.job import POLICIES, Job
+from simdist.schedules.job import POLICIES, POLICIES_OF_WORKERS, Job
 from simdist.schedules.tuning import Allowance, Axis, ChangedSettings, Levels, Permit, TunedValue
 from simdist.settings.base import Settings, nearest, shown, unchecked_copy
 from simdist.settings.plugins import is_reference, kind_of
@@ -336,6 +336,8 @@ def input_choices(scenario: Scenario) -> tuple[Axis, ...]:
     path = scenario.input
     if path.source != "storage":
         return ()
+    if path.num_workers is not None:
+        return (Axis("input.policy", POLICIES_OF_WORKERS, path.data.policy),) if path.data else ()
     prefetch = Axis("input.prefetch", tuple(sorted({*_PREFETCH, path.prefetch})), path.prefetch)
     if path.data is None:
         return (prefetch,)

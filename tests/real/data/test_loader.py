@@ -19,7 +19,7 @@ from processes import ROOT
 from watched_peers import WatchedPeers
 
 from real.data.filecache import FileCache
-from real.data.loader import Leaving, Loader, LoaderLimits
+from real.data.loader import Leaving, Loader, LoaderLimits, WorkerLoader
 from real.data.memory import Geometry, MemoryStore
 from real.data.peers import PeerServer
 from real.data.sample_index import make_index
@@ -31,10 +31,12 @@ from simdist.caching.lookup import DISK, STORAGE
 from simdist.errors import RunError
 from simdist.plan import Buffer, Dataset, Load, Plan
 from simdist.plan.index import Entry
+from simdist.plan.lanes import load_by
 
 SHAPE = (1, 4, 25)
 NBYTES = 100
 N_SAMPLES, BATCH, EPOCHS = 52, 3, 3
+WORKERS = 3
 POLICIES = {
     "naive": ("storage",),
     "files": ("disk", "storage"),
@@ -612,3 +614,81 @@ def test_benchmark_tells_machines_what_it_measured():
         found["memory"]["get over memcpy"],
         found["loader"]["loader over DataLoader"],
     ]
+
+
+# workers that load whole batches, each in a thread of its own
+
+
+def plan_of_workers(n_loads):
+    dataset = Dataset(N_SAMPLES, BATCH, 1, NBYTES, (NBYTES,), workers=WORKERS)
+    loads = [Load(f"batch.{k % WORKERS}", POLICIES["files"], ("disk",), load_by(k % WORKERS)) for k in range(n_loads)]
+    buffers = [Buffer(f"batch.{k}", BATCH * NBYTES, "uint8", place="host") for k in range(WORKERS)]
+    return Plan.from_steps("w", world_size=1, buffers=buffers, steps=[(load,) for load in loads], dataset=dataset)
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = MemoryStore(Geometry(N_SAMPLES, 1, NBYTES, 1), folder=tmp_path)
+    yield made
+    made.close()
+
+
+def worker_loader(plan, store, folder, storage):
+    limits = LoaderLimits(wait_s=30, timeout_s=60, grace=WORKERS + 1)
+    sources = Sources(INDEX, storage, decode_raw, SHAPE, FileCache(folder / "disk", INDEX))
+    place = RankPlace(0, 1, 0, 1)
+    return WorkerLoader(look_up(plan), sources, place=place, store=store, failed=threading.Event(), limits=limits)
+
+
+def empty_batch():
+    return torch.zeros(BATCH, *SHAPE, dtype=torch.uint8), torch.zeros(BATCH, dtype=torch.int64)
+
+
+def test_threads_that_load_in_turn_read_each_sample_from_where_the_plan_says(tmp_path, store):
+    plan = plan_of_workers(2 * (N_SAMPLES // BATCH))
+    reads = list(look_up(plan))
+    shelf = Shelf()
+
+    def work(number):
+        out, labels = empty_batch()
+        return number, (loader.load(number, out, labels), out, labels)
+
+    with worker_loader(plan, store, tmp_path, shelf) as loader, ThreadPoolExecutor(WORKERS) as threads:
+        rounds = [range(first, min(first + WORKERS, len(reads))) for first in range(0, len(reads), WORKERS)]
+        found = dict(each for numbers in rounds for each in threads.map(work, reversed(numbers)))
+    for number, (counts, out, labels) in found.items():
+        samples = reads[number].samples[0]
+        assert [bytes(row) for row in out.numpy().reshape(BATCH, -1)] == [content(sample) for sample in samples]
+        assert labels.tolist() == INDEX.labels[samples].tolist()
+        planned = np.bincount(reads[number].level[0], minlength=STORAGE + 1)
+        assert (counts.n_samples.tolist(), counts.n_elsewhere) == (planned.tolist(), 0)
+    second = sum(counts.n_samples for number, (counts, *_) in found.items() if number >= (N_SAMPLES // BATCH))
+    assert second[DISK] == BATCH * (N_SAMPLES // BATCH) - second[STORAGE] > 0
+    assert len(shelf.reads) == len(set(shelf.reads))  # what is on the disk is not read again
+    assert store.board.n_read[0] == len(reads)
+
+
+def test_others_see_the_loads_up_to_the_first_that_has_not_ended(tmp_path, store):
+    plan = plan_of_workers(6)
+    with worker_loader(plan, store, tmp_path, Shelf()) as loader:
+        seen = []
+        for number in (2, 1, 3, 4):  # a run that resumes: load 0 belongs to the run before
+            loader.load(number, *empty_batch())
+            seen.append(int(store.board.n_read[0]))
+        assert seen == [3, 3, 4, 5]
+        with pytest.raises(RunError, match="load 3 of rank 0: it was asked for before"):
+            loader.load(3, *empty_batch())
+
+
+def test_an_error_names_load_and_sample(tmp_path, store):
+    shelf = Shelf()
+
+    def away(name):
+        raise RunError("the server is away")
+
+    shelf.before = away
+    with (
+        worker_loader(plan_of_workers(1), store, tmp_path, shelf) as loader,
+        pytest.raises(RunError, match=r"load 0 of rank 0: sample \d+ \(c.*\): the server is away"),
+    ):
+        loader.load(0, *empty_batch())

@@ -507,6 +507,16 @@ def test_a_configuration_without_a_model_takes_that_of_another_file_or_a_preset(
     assert [each.name for each in written.schedules][:2] == ["hsdp-4-bfloat16-root", "hsdp-4-bfloat16-keep-root"]
 
 
+def test_what_a_configuration_switches_off_replaces_the_values_of_a_workload(bare, capsys):
+    off = ACCELERATE.replace("checkpointing: true", "checkpointing: false").replace("steps: 4", "steps: 1")
+    (bare / "accelerate.yaml").write_text(off)
+    (bare / "workload.yaml").write_text(presets.path("workloads", "mpt-30b").read_text() + "\nmicro_batches: 2\n")
+    answer = call(capsys, "init", "--from", "accelerate.yaml", "--workload", "workload.yaml", "--cluster", "dgx-a100")
+    assert answer.code == 0, answer.err
+    written = scenario.load(bare / "scenario.yaml")
+    assert (written.workload.micro_batches, written.workload.recompute) == (1, 0)
+
+
 @pytest.mark.parametrize(
     ("files", "told"),
     [

@@ -57,6 +57,11 @@ def test_a_job_states_model_batch_and_mesh(tmp_path):
     assert found.fitting_nodes(100, 8) == 16
 
 
+def test_a_job_without_checkpointing_says_so_over_a_preset_that_has_it(tmp_path):
+    found = job(tmp_path, MPT_7B.replace("activation_checkpointing: true", "activation_checkpointing: false"))
+    assert {each.key: each.value for each in found.workload}["recompute"] == "0%"
+
+
 @pytest.mark.parametrize(("mixed", "dtypes"), [("DEFAULT", ("bfloat16", "float32")), ("FULL", ())])
 def test_mixed_precision_says_in_which_types_is_gathered_and_reduced(tmp_path, mixed, dtypes):
     mesh = job(tmp_path, MPT_7B.replace("PURE", mixed)).mesh

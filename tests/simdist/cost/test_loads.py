@@ -33,7 +33,7 @@ from simdist.traces.trace import Trace
 MEMORY, PEER, DISK, STORAGE = range(len(LEVELS))
 IDEAL = Link.ideal()
 NFS = Storage(latency_s=0.5, open_s=0.25, bandwidth_Bps=64.0, request_nbytes=8)
-SSD = Disk(latency_s=0.25, read_Bps=32.0, write_Bps=1024.0)
+SSD = Disk(latency_s=0.25, read_Bps=32.0, write_Bps=1024.0, operations_per_s=math.inf)
 RAM = HostMemory(bandwidth_Bps=256.0, latency_s=0.125)
 EIGHT = Dataset(n_samples=8, batch_size=8, ranks_per_node=1, sample_nbytes=32, file_nbytes=(16,), readers=8, decoders=8)
 LATENCY_S = 0.25 + 0.5  # of a first file
@@ -259,7 +259,7 @@ def alone_s(dataset, reads, rank, cluster, decode_s):
             on["memory"] += dataset.sample_nbytes
         n_files += level in (STORAGE, DISK)
     request_s = 2 * network.latency_s + memory.latency_s
-    disk_s = max(disk.latency_s - 1 / disk.operations_per_s, 0.0)
+    disk_s = max(disk.latency_s - 1 / disk.files_per_s, 0.0)
     latencies = {STORAGE: storage.open_s + storage.latency_s, DISK: disk_s, PEER: request_s, MEMORY: 0.0}
     first_s = latencies[int(reads.level[rank].max())]
     reading_s = files_s / max(n_files, 1) * math.ceil(n_files / dataset.readers)
@@ -279,7 +279,7 @@ def alone_s(dataset, reads, rank, cluster, decode_s):
         on["in"] / network.bandwidth_Bps,
         on["read"] / disk.read_Bps,
         on["written"] / disk.write_Bps,
-        on["disk operations"] / disk.operations_per_s,
+        on["disk operations"] / disk.files_per_s,
         on["memory"] / memory.bandwidth_Bps,
         *(n * dataset.sample_nbytes / network.bandwidth_Bps for n in out.values()),
         *(n * dataset.sample_nbytes / memory.bandwidth_Bps for n in out.values()),
@@ -307,9 +307,10 @@ def test_readers_get_equal_shares(cluster: Cluster, rate_Bps: float) -> None:
     np.testing.assert_allclose(load_s(cluster), LATENCY_S + 8 * 16 / rate_Bps, rtol=1e-12)
 
 
+@pytest.mark.parametrize("stated", [None, 4.0])
 @pytest.mark.parametrize(("gpus", "readers"), [(1, 1), (1, 8), (4, 8)])
-def test_a_disk_with_one_spindle_serves_one_file_after_the_other(gpus: int, readers: int) -> None:
-    spindle = Disk(latency_s=0.25, operations_per_s=4.0, read_Bps=2.0**30, write_Bps=2.0**30)
+def test_a_disk_with_one_spindle_serves_one_file_after_the_other(gpus: int, readers: int, stated: float | None) -> None:
+    spindle = Disk(latency_s=0.25, operations_per_s=stated, read_Bps=2.0**30, write_Bps=2.0**30)
     dataset = dataclasses.replace(EIGHT, shuffle="none", warm=True, readers=readers)
     seconds = load_s(nodes(2, gpus=gpus, disk=spindle), dataset, policy="files")
     n_files = gpus * 8

@@ -204,13 +204,9 @@ def test_index_that_is_no_text_is_refused(tmp_path: Path, content: bytes) -> Non
         ("write: 1 GB/s", "write: 0 GB/s", "x.yaml:7: cluster.disk.write: "),
         ("bandwidth: 8 GB/s", "bandwidth: 0", "x.yaml:8: cluster.memory.bandwidth: "),
         ("source: storage", "source: storage\n  readers: 0", "x.yaml:12: input.readers: 0: write at least 1"),
-        (
-            "source: storage",
-            "source: storage\n  num_workers: 4",
-            "x.yaml:12: input.num_workers: unknown key 'num_workers': workers of torch's DataLoader read and decode "
-            "whole batches, which is not modelled; write readers and prefetch as under 'A DataLoader with workers' in "
-            "docs/how-to/find-data-stalls.md",
-        ),
+        ("source: storage", "source: storage\n  num_workers: 4", "x.yaml:17: schedules[1].input.policy: datacache: workers of a DataLoader share no memory, and begin at once: write naive or files"),
+        ("source: storage", "source: storage\n  num_workers: -1", "x.yaml:12: input.num_workers: -1: write at least 0"),
+        ("source: storage", "source: storage\n  num_workers: 4\n  prefetch_factor: 0", "x.yaml:13: input.prefetch_factor: 0: write at least 1"),
         ("policy: datacache", "decode_workers: 0", "x.yaml:16: schedules[1].input.decode_workers: 0: write at least 1"),
     ],
 )  # fmt: skip
@@ -279,10 +275,22 @@ def test_schedules_that_differ_in_their_input_have_labels_that_tell() -> None:
         ]),
         ([("write: 1 GB/s", "write: 1 GB/s, capacity: 110 kB"), ("8 GB/s", "8 GB/s, capacity: 149 kB")], ["cluster.memory has no effect: its capacity of 149 kB holds no sample"]),
         ([("write: 1 GB/s", "write: 1 GB/s, latency: 10 ms")], [
-            "cluster.disk.latency of 10 ms is that of a hard disk, which does 100 files per second, and operations_per_s is unlimited: write operations_per_s: 100",
+            "cluster.disk.latency of 10 ms is that of a hard disk, which does 100 files per second: write operations_per_s if yours does more",
         ]),
         ([("write: 1 GB/s", "write: 1 GB/s, latency: 10 ms, operations_per_s: 100")], []),
         ([("write: 1 GB/s", "write: 1 GB/s, latency: 90 us")], []),
+        ([("write: 1 GB/s", "write: 1 GB/s, latency: 10 ms, operations_per_s: unlimited")], []),
+        ([("source: storage", "source: storage\n  prefetch_factor: 4")], [
+            "input.prefetch_factor has no effect: without input.num_workers, prefetch counts batches",
+        ]),
+        ([("source: storage", "source: storage\n  num_workers: 4\n  prefetch_factor: 3\n  readers: 4"), ("policy: datacache", "policy: files"), ("  memory: {bandwidth: 8 GB/s}\n", "")], [
+            "input.readers has no effect: with input.num_workers, each worker loads whole batches",
+        ]),
+        ([("source: storage", "source: memory\n  num_workers: 4"), ("  - {kind: sync, input: {policy: datacache}}\n", ""), ("  disk: {read: 2 GB/s, write: 1 GB/s}\n", ""), ("  memory: {bandwidth: 8 GB/s}\n", "")], [
+            "input.num_workers has no effect: with input.source memory nothing is loaded",
+            "input.data has no effect: with input.source memory nothing is read",
+            "cluster.storage has no effect: with input.source memory nothing reads from it",
+        ]),
         ([("110 kB", "110 kB, eviction: lru")], ["input.data.eviction has no effect: nothing that is kept has a capacity"]),
         ([("110 kB", "110 kB, eviction: lru"), ("8 GB/s", "8 GB/s, capacity: 1 GB")], []),
         ([("110 kB", "110 kB, eviction: lru"), ("write: 1 GB/s", "write: 1 GB/s, capacity: 1 GB"), ("policy: datacache", "policy: staged"), ("  memory: {bandwidth: 8 GB/s}\n", "")], [

@@ -6,6 +6,7 @@ import math
 import re
 
 import pytest
+from pydantic import ValidationError
 
 from simdist import scenario
 from simdist.configurations.rates import Rate, estimate, rounded
@@ -236,3 +237,22 @@ def test_default_precision_of_a_workload_is_fp32_where_a_source_has_it(name: str
 def test_an_unknown_preset_names_the_nearest() -> None:
     with pytest.raises(ScenarioError, match="resnet50"):
         load(workload="resnet-50")
+
+
+def expanded(**keys: object) -> dict[str, object]:
+    found = presets.expand("workload", {"preset": "llama3-70b", **keys})
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize("model", [{"transformer": {"layers": 32}}, {"tensors": [{"name": "a", "count": 4}]}])
+def test_recomputation_of_a_preset_does_not_apply_to_another_model_unseen(model) -> None:
+    text = "100% is that of the preset's own model: write recompute, e.g. 0% for no activation checkpointing"
+    with pytest.raises(ValidationError, match=text):
+        expanded(**model)
+    assert expanded(**model, recompute="30%")["recompute"] == "30%"
+
+
+def test_recomputation_of_a_preset_stays_with_its_model_and_zero_replaces_it() -> None:
+    assert expanded(transformer={"layers": 80, "sequence": 4096})["recompute"] == "100%"
+    assert expanded(recompute=0)["recompute"] == 0

@@ -4,7 +4,7 @@ import pytest
 
 from simdist import compare
 from simdist.scenario import Scenario, load, presets
-from simdist.scenario.warnings import doubtful_units
+from simdist.scenario.warnings import doubtful_units, unstated
 
 RESNET = {"preset": "resnet50", "forward": "30 ms", "backward": "60 ms"}
 MEASURED = {"preset": "resnet50", "step_times": [{"batch_size": 32, "time": "90 s"}]}
@@ -61,3 +61,28 @@ def test_no_cluster_that_ships_is_remarked_on(name: str) -> None:
 def test_seconds_that_tensors_without_flops_take_are_not_remarked_on() -> None:
     tensors = {"tensors": [{"name": "w", "count": 1_000_000}], "batch_size": 1, "forward": "30 s"}
     assert not list(doubtful_units(job(network=tcp("25 Gbit/s"), workload=tensors)))
+
+
+@pytest.mark.parametrize(
+    ("network", "reached"),
+    [
+        (tcp("1 Gbit/s"), "80% to 94% of 1 Gbit/s over tcp"),
+        (tcp("10 Gbit/s"), "80% to 94% of 10 Gbit/s over tcp"),
+        (tcp("25 Gbit/s"), "45% to 70% of 25 Gbit/s over tcp"),
+        (tcp("100 Gbit/s"), "32% to 48% of 100 Gbit/s over tcp"),
+        (rdma("100 Gbit/s"), "48% to 98% of 100 Gbit/s over rdma"),
+    ],
+)
+def test_an_efficiency_that_nobody_states_is_that_of_transport_and_line_rate(network, reached) -> None:
+    (found,) = unstated(job(network=network).cluster, ())
+    assert f"is not stated, and so 1; {reached}" in found
+
+
+def test_efficiency_of_a_preset_is_remarked_on_at_another_line_rate() -> None:
+    def remarks(**network: object) -> list[str]:
+        return list(doubtful_units(job(network={}, cluster=V100 | {"network": network})))
+
+    (found,) = remarks(bandwidth="10 Gbit/s")
+    assert found.startswith("cluster.network.efficiency of 54% is that of another line rate; 80% to 94% of 10 Gbit/s")
+    assert not remarks(bandwidth="10 Gbit/s", efficiency="60%")  # who states it has measured it
+    assert not remarks(bandwidth="32 Gbit/s")
