@@ -12,6 +12,7 @@ from simdist.settings.units import in_range
 from simdist.studies.columns import factor_with_interval
 from simdist.studies.comparison import Row
 from simdist.studies.facets import RANGES
+from simdist.studies.statistics import Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,13 +64,10 @@ def speedup_figure(rows: Sequence[Row], *, title: str) -> "Figure":
 def _draw_speedups(axes: "Axes", rows: Sequence[Row]) -> None:
     places = range(len(rows))
     speedups = [row.speedup for row in rows]
-    intervals = [row.speedup_range or row.speedup_ci95 or (row.speedup, row.speedup) for row in rows]
-    whiskers = np.abs(np.transpose(intervals) - speedups)
     has_whiskers = any(row.speedup_range or row.speedup_ci95 for row in rows)
     colors = [GREY if speedup == 1 else BLUE for speedup in speedups]
     axes.barh(places, speedups, height=0.62, color=colors)
-    if has_whiskers:
-        axes.errorbar(speedups, places, xerr=whiskers, fmt="none", ecolor=BLACK, elinewidth=1.3, capsize=3.5)
+    _draw_whiskers(axes, speedups, [row.speedup_range or row.speedup_ci95 for row in rows])
     axes.axvline(1, color=BLACK, linewidth=1, linestyle=(0, (4, 3)))
     for place, row in zip(places, rows, strict=True):
         _note(axes, place, _speedup_text(row))
@@ -77,6 +75,18 @@ def _draw_speedups(axes: "Axes", rows: Sequence[Row]) -> None:
     if has_whiskers:
         label += ", 90 % interval" if any(row.of(RANGES) for row in rows) else ", 95 % interval over seeds"
     axes.set_xlabel(label)
+
+
+def _draw_whiskers(
+    axes: "Axes", values: Sequence[float], intervals: Sequence[Interval | None], scale: float = 1
+) -> None:
+    """Draw intervals around values, both in a unit that is `scale` times smaller; nothing if there are none."""
+    if any(intervals):
+        ends = [each or (value, value) for value, each in zip(values, intervals, strict=True)]
+        lengths = np.abs(np.transpose(ends) - np.array(values)) * scale
+        places = range(len(values))
+        centers = np.array(values) * scale
+        axes.errorbar(centers, places, xerr=lengths, fmt="none", ecolor=BLACK, elinewidth=1.3, capsize=3.5)
 
 
 def _speedup_text(row: Row) -> str:
@@ -102,6 +112,7 @@ def _draw_states(axes: "Axes", rows: Sequence[Row]) -> None:
             look: dict[str, Any] = {"color": style.face, "edgecolor": style.ink, "linewidth": 0, "hatch": style.hatch}
             axes.barh(range(len(rows)), widths, left=left, height=0.62, label=style.label, **look)
         left += widths
+    _draw_whiskers(axes, [row.step_s for row in rows], [row.step_s_range or row.step_s_ci95 for row in rows], scale)
     for place, row in enumerate(rows):
         number = row.step_s * scale
         _note(axes, place, f"{number:.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}")

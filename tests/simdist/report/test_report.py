@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from traces import plan_of, trace_of
@@ -46,12 +47,15 @@ def test_whiskers_span_the_confidence_interval():
     assert [segment[:, 0].tolist() for segment in whiskers.get_segments()] == [[1.0, 1.0], pytest.approx([2.3, 2.7])]
     assert texts(figure, 0) == ["1.00", "2.50 ± 0.20"]
     assert figure.axes[0].get_xlabel() == "speed-up over sync, 95 % interval over seeds"
+    (whiskers,) = (each for each in figure.axes[1].collections if isinstance(each, LineCollection))
+    ends_ms = [segment[:, 0].tolist() for segment in whiskers.get_segments()]
+    assert ends_ms == [pytest.approx([390, 410]), pytest.approx([150, 170])]
 
 
 def test_one_seed_has_no_whiskers():
     rows = [dataclasses.replace(row, step_s_ci95=None, speedup_ci95=None, seeds=1) for row in (SYNC, HSGD)]
     figure = speedup_figure(rows, title="")
-    assert not figure.axes[0].collections
+    assert not [*figure.axes[0].collections, *figure.axes[1].collections]
     assert texts(figure, 0) == ["1.00", "2.50"]
     assert figure.axes[0].get_xlabel() == "speed-up over sync"
 
@@ -63,7 +67,8 @@ def test_the_baseline_is_marked_at_1():
 
 def test_step_times_are_stacked_states_in_milliseconds():
     figure = speedup_figure([SYNC, HSGD], title="")
-    bars = {group.get_label(): list(group) for group in figure.axes[1].containers}
+    groups = [group for group in figure.axes[1].containers if isinstance(group, BarContainer)]
+    bars = {group.get_label(): list(group) for group in groups}
     assert list(bars) == ["compute", "exposed communication", "waiting for others", "held up by the host"]
     assert [bars[state][1].get_width() for state in bars] == pytest.approx([50, 10, 40, 60])
     assert [bars[state][1].get_x() for state in bars] == pytest.approx([0, 50, 60, 100])
