@@ -379,14 +379,6 @@ _ENGINES = (
     ),
     Mutant(
         "engines",
-        "the fast engine forgets what comes from two repetitions ago",
-        _RECURRENCE,
-        "needed.update(range(distance % n or n, distance, n))",
-        "needed.update(range(distance % n or n, distance, 2 * n))",
-        (*_TEST_ENGINES, "-k", "last_bit"),
-    ),
-    Mutant(
-        "engines",
         "an operation is ready with the first thing that it waits for",
         _FAST,
         "np.maximum(ready, source, out=ready)",
@@ -769,7 +761,7 @@ _NETWORK = (
         _MAX_MIN,
         "= max(level, lowest)",
         "= level",
-        (*_TEST_MAX_MIN, "-k", "below_those"),
+        (*_TEST_MAX_MIN, "-k", "below_those or less_than_nothing"),
     ),
     Mutant(
         "network",

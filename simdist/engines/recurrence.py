@@ -378,14 +378,11 @@ class Recurrence:
 
     def _compile(self, stretch: Stretch) -> tuple[tuple[int, ...], list[_Instruction]]:
         """Return how many rows before a repetition each row that it needs lies, and its instructions."""
-        n = len(stretch.templates)
         backs = [
             [back for back in (template.previous, *template.after) if back is not None]
             for template in stretch.templates
         ]
         needed = {back - at for at, each in enumerate(backs) for back in each if back > at}
-        for distance in tuple(needed):  # a row from further back passes through the repetitions between
-            needed.update(range(distance % n or n, distance, n))
         carried = tuple(sorted(needed, reverse=True))
         program: list[_Instruction] = []
         enter: Enter | None = None

@@ -23,8 +23,8 @@ one repetition leaves the state as it was, or shifted by the repetition's length
 walk.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
 from typing import TypeAlias
@@ -132,7 +132,60 @@ def stretches(plan: Plan) -> Iterator[Stretch]:
 
 @lru_cache(maxsize=8)
 def _kept_stretches(plan: Plan) -> tuple[Stretch, ...]:
-    return tuple(_walked(plan))
+    like, found = _stretches_like(_Structure.of(plan))
+    return found if like is plan else tuple(_with_operations(plan, found))
+
+
+@dataclass(frozen=True, slots=True)
+class _Structure:
+    """All of a plan that its walk depends on. The sizes of groups and buffers, for example, do not matter.
+
+    Args:
+        plan: A plan with this structure.
+        lanes: Its lanes.
+        bodies: Of each operation of each body: its lane, what it reads and writes, and whether it is a `Wait`.
+        order: Its order.
+    """
+
+    plan: Plan = field(compare=False)
+    lanes: tuple[Lane, ...]
+    bodies: tuple[tuple[tuple[str, tuple[str, ...], tuple[str, ...], bool], ...], ...]
+    order: tuple[Run, ...]
+
+    @classmethod
+    def of(cls, plan: Plan) -> "_Structure":
+        """Return the structure of a plan."""
+        bodies = tuple(
+            [
+                tuple([(lane_of(op).name, reads(op), writes(op), isinstance(op, Wait)) for op in body])
+                for body in plan.bodies
+            ]
+        )
+        return cls(plan, plan.lanes, bodies, plan.order)
+
+
+@lru_cache(maxsize=32)
+def _stretches_like(structure: _Structure) -> tuple[Plan, tuple[Stretch, ...]]:
+    """Return a plan of this structure, and its stretches."""
+    return structure.plan, tuple(_walked(structure.plan))
+
+
+def _with_operations(plan: Plan, found: Iterable[Stretch]) -> Iterator[Stretch]:
+    """Yield the stretches of a plan, given those of another one with the same structure."""
+    each = iter(found)
+    for run in plan.order:
+        bodies = [plan.bodies[number] for number in run.bodies]
+        left = run.times
+        while left:
+            like = next(each)
+            templates = tuple(
+                [
+                    Template(its.step, its.position, bodies[its.step][its.position], its.lane, its.previous, its.after)
+                    for its in like.templates
+                ]
+            )
+            yield replace(like, templates=templates)
+            left -= like.times
 
 
 def _walked(plan: Plan) -> Iterator[Stretch]:

@@ -237,6 +237,45 @@ def test_replayed_stretches_of_schedules_equal_a_walk_step_by_step(plan: Plan) -
     assert_replay_changes_nothing(plan)
 
 
+def assert_repetitions_need_only_the_one_before(plan: Plan) -> None:
+    """Engines keep the rows of one repetition for the next one."""
+    for stretch in stretches(plan):
+        if stretch.times > 1:
+            needed = [back for each in stretch.templates for back in (each.previous, *each.after) if back is not None]
+            assert max(needed, default=0) <= len(stretch.templates)
+
+
+@examples(200)
+@given(legal_plans(algorithms=ALGORITHMS, max_bodies=3, max_runs=5, max_times=25))
+def test_repetitions_of_random_plans_need_nothing_from_before_the_last_one(plan: Plan) -> None:
+    assert_repetitions_need_only_the_one_before(plan)
+
+
+@examples(50)
+@given(schedule_plans(max_steps=80))
+def test_repetitions_of_schedules_need_nothing_from_before_the_last_one(plan: Plan) -> None:
+    assert_repetitions_need_only_the_one_before(plan)
+
+
+def test_plans_of_one_structure_share_a_walk_but_not_operations() -> None:
+    def plan(size: int, nbytes: int) -> Plan:
+        step = (Backward(("p",), "g"), AllReduce("g", Group(size)), Optimize(("p",), ("g",)))
+        buffers = [Buffer(name, nbytes, tensors=(0, 1), initialized=True) for name in ("p", "g")]
+        longer = (*step, AllReduce("p", Group(size)))
+        return Plan.from_steps("like", world_size=4, buffers=buffers, steps=([step] * 5 + [longer]) * 4 + [longer])
+
+    first = plan(2, 8)
+    other = plan(4, 12)
+    found = list(stretches(first))
+    like = list(stretches(other))
+    for of_plan, its in ((first, found), (other, like)):
+        bodies = [of_plan.bodies[number] for number in of_plan.body_of_steps()]
+        for stretch in its:
+            assert all(each.op is bodies[stretch.first_step + each.step][each.position] for each in stretch.templates)
+    assert len({id(stretch.templates[0].after) for stretch in (found[0], like[0])}) == 1
+    assert_equals_the_naive_derivation(other)
+
+
 def test_state_left_by_one_run_is_seen_by_the_next_after_a_replay() -> None:
     train = (Backward(("p",), "g"), mean("g"), Optimize(("p",), ("g",)))
     read_far_back = (Copy("old", "p"), Wait("g"), Delay("io"))

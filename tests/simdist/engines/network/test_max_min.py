@@ -195,6 +195,16 @@ def test_nobody_stops_below_those_who_stopped_before(capacity_Bps):
     assert rates_Bps[0] <= rates_Bps[-1] < np.inf
 
 
+@pytest.mark.parametrize("capacity_Bps", [0.3, 0.7])
+def test_a_slow_stream_has_its_pace_where_rounding_leaves_less_than_nothing(capacity_Bps):
+    """As above, but link 2 lets the last stream have half of what the others get."""
+    flying = [*[stage((0, 1), (1, 1))] * 50_000, stage((0, 1e-15), (2, 1))]
+    slow_Bps = capacity_Bps / 100_000
+    rates_Bps = max_min_rates(flying, np.array([capacity_Bps, capacity_Bps * (1 - 1.1e-12), slow_Bps]))
+    assert rates_Bps[0] == pytest.approx(capacity_Bps / 50_000, rel=1e-9)
+    assert rates_Bps[-1] == slow_Bps
+
+
 def test_only_what_has_bytes_on_a_limited_resource_is_limited():
     nothing = Stage(0.0, np.empty(0, dtype=np.int64), np.empty(0))
     flying = [nothing, stage((0, 0)), stage((0, 0), (1, 3)), stage((0, 5), (2, 5)), stage((2, 1))]
