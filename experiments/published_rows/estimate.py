@@ -39,8 +39,8 @@ SHORT = "short"
 """Class of short steps that read from storage."""
 SHORT_S = 0.02
 """Steps that read from storage and compute for less are short: what the host does besides is a part of them."""
-STEP_US = (4_500, 500_000)
-"""Middles of the rows of short and of long steps, in microseconds of computing."""
+STEP_US = (4_500, 100_000)
+"""Microseconds of computing of the short steps, and of steps of which 2 ms on the host are a small part."""
 HELD_COLLECTIVES = 0.9
 """The same of collectives, to which ranges of inputs add little."""
 UPPER = 0.95

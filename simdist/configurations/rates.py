@@ -18,6 +18,7 @@ Source:
 import csv
 import functools
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
@@ -41,7 +42,7 @@ class Rate:
 
     Args:
         model: Name of the workload preset.
-        device: GPU generation, the first word of a device's name.
+        device: GPU, a word of a device's name.
         precision: Precision of the arithmetic.
         is_compiled: With torch.compile.
         recompute: Share of the blocks' forward pass that the backward pass computes again.
@@ -186,8 +187,8 @@ def estimate(
 
 
 def _of_device(device: Device, precision: Precision) -> list[Rate]:
-    generation = device.name.partition(" ")[0]
-    return [each for each in measured_rates() if (each.device, each.precision) == (generation, precision)]
+    words = set(re.split(r"[^A-Za-z0-9]+", device.name))  # of names such as NVIDIA A100-SXM4-80GB
+    return [each for each in measured_rates() if each.device in words and each.precision == precision]
 
 
 def _distance(rate: Rate, workload: Workload) -> tuple[float, float]:

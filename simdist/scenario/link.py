@@ -107,8 +107,6 @@ class Link(Settings):
         if self.table is not None:
             return {"table": keys["table"]} | ({} if self.send_Bps is None else {"send": keys["send"]})
         del keys["table"], keys["send"]
-        if self.efficiency == 1 and "efficiency" not in self.model_fields_set:
-            del keys["efficiency"]
         if not self.rendezvous_s:
             del keys["rendezvous"]
         if not self.rendezvous_s and not self.gap_s:

@@ -1,7 +1,8 @@
 """Comparison of schedules with a baseline: speed-ups, and where the time goes.
 
 All schedules are measured with the same injected delays of the same seeds (common random numbers), so that their
-differences are not noise. Intervals are 95 % confidence intervals over seeds, from Student's t distribution.
+differences are not noise. Intervals are 95 % confidence intervals over seeds, from Student's t distribution. Means
+under rare or heavy delays are corrected by what is known of these, see `simdist.studies.known_delays`.
 """
 
 import math

@@ -88,3 +88,12 @@ def test_without_a_rate_a_roofline_has_its_error(name, precision, ends):
 
 def test_a_device_without_a_peak_has_no_estimate():
     assert estimate(workload("llama3-8b"), cluster("v100x8-25gbit").device, "bf16", is_compiled=False) is None
+
+
+@pytest.mark.parametrize("name", ["NVIDIA A100-SXM4-80GB", "A100 SXM4 80 GB", "NVIDIA A100 80GB PCIe"])
+def test_a_gpu_is_known_by_the_name_that_its_driver_prints(name):
+    device = cluster("dgx-a100").device
+    found = estimate(workload("mpt-7b"), device.model_copy(update={"name": name}), "bf16", is_compiled=False)
+    assert found == estimate(workload("mpt-7b"), device, "bf16", is_compiled=False)
+    assert found is not None
+    assert found.n_ranks == 8
