@@ -127,7 +127,11 @@ class AtomPlaces:
 
     def moved(self, shape: tuple[int, int, int], move: "Move") -> "AtomPlaces":
         """Return the places after members of groups have exchanged them. Groups that hold the same do so once."""
-        kinds, of_group = np.unique(self.in_groups(shape), axis=0, return_inverse=True)
+        members = self.in_groups(shape)
+        known: dict[bytes, int] = {}  # numpy takes longer to find different rows
+        of_group = np.array([known.setdefault(row.tobytes(), len(known)) for row in members])
+        _, firsts = np.unique(of_group, return_index=True)
+        kinds = members[firsts]
         after = move(self.rows[kinds][:, :, np.newaxis, :, np.newaxis])
         n_blocks, size, stride = shape
         of_blocks = of_group.reshape(n_blocks, 1, stride)
