@@ -198,7 +198,8 @@ def _links(
     rates: DataRates | None,
 ) -> None:
     here = connection.place
-    todo = tasks(nodes, here.local_world_size, sizes, options.ops)
+    has_steps = connection.backend == "nccl" and options.links == "line"
+    todo = tasks(nodes, here.local_world_size, sizes, options.ops, halves=has_steps)
     if here.rank == 0:
         about = f"about {format_seconds(options.budget_s)}, more where three repetitions take longer"
         click.echo(f"measuring {len(todo)} operations: {about}", err=True)

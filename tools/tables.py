@@ -231,7 +231,10 @@ FAMILIES: dict[str, list[Family]] = {
     ],
     "published_sharding": [
         Family("FSDP on 16 to 128 H100 and A100, from the fewest GPUs: llm-foundry, torchtitan", _FSDP),
-        Family("ZeRO-1 by degree on 8 to 128 A100, from the first row: InternEvo", "InternEvo"),
+        Family("256 H100 from 128: llm-foundry; 4 A100 from 2: VectorLM", "llm foundry H100 large + VectorLM"),
+        Family("ZeRO-1 by degree on 8 to 1,024 A100, from the first row: InternEvo", "InternEvo"),
+        Family("ZeRO-1 within machines, packed samples, likewise", "InternEvo packed + InternEvo checkpointing"),
+        Family("FSDP and HSDP on 16 to 256 A100, from 8, and one gather: Leonardo", "steps"),
         Family("no row of the same model: 13B to 70B from 7B, IBM", "IBM A100 + IBM H100", counts=False),
         Family("on a network that is not published: YaFSDP", "YaFSDP", counts=False),
     ],

@@ -21,7 +21,6 @@ from simdist.studies.measuring import measure
 
 HERE = Path(__file__).parent
 STEPS = 2
-GPUS_PER_NODE = 8
 TOLERANCE = 1e-6
 """Of the calibrated step, relative."""
 FASTEST = 0.5
@@ -29,7 +28,29 @@ SLOWEST = 20.0
 """Ends of 1 / utilization."""
 SHARING = {"zero1": True, "zero1-node": "node"}
 """Ranks that share the optimizer's state under ZeRO-1."""
+
+
+def gpt3(layers: int, hidden: int, heads: int) -> dict[str, Any]:
+    """Return a model of Brown et al., Language Models are Few-Shot Learners, arXiv 2005.14165, table 2.1."""
+    return {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": heads,
+        "intermediate": 4 * hidden,
+        "vocabulary": 50257,
+        "gated": False,
+        "norm": "layer",
+        "biases": "all",
+        "fused_qkv": True,
+        "tied": True,
+    }
+
+
 OTHER_MODELS = {
+    "gpt3-2.7b": gpt3(32, 2560, 32),
+    "gpt3-6.7b": gpt3(32, 4096, 32),
+    "gpt3-13b": gpt3(40, 5120, 40),
     # InternLM/InternEvo, configs/7B_sft.py; internlm/model/modules/mlp.py rounds 8/3 x 4096 up to a multiple of 256.
     # Biases of the attention, 0.007 % of the parameters, are left out.
     "internlm-7b": {
@@ -95,6 +116,7 @@ class Published:
         compiled: The model was compiled.
         tokens_per_s: Of a GPU.
         network: Bandwidth of a card, instead of the family's.
+        ring_step: Of the network.
     """
 
     family: str
@@ -108,6 +130,7 @@ class Published:
     compiled: bool
     tokens_per_s: float
     network: str = ""
+    ring_step: str = ""
 
     @property
     def tokens(self) -> int:
@@ -120,34 +143,40 @@ class Published:
         return self.tokens / self.tokens_per_s
 
     @property
-    def series(self) -> tuple[str, str, bool]:
-        """Rows with one utilization."""
-        model = families()[self.family].get("calibrated_on") or self.model
-        return self.family, model, self.compiled
+    def series(self) -> tuple[str, str, bool, tuple[int, int]]:
+        """Rows with one utilization: those of a model, and of a batch where its size decides how well kernels run."""
+        family = families()[self.family]
+        model = family.get("calibrated_on") or self.model
+        batch = (self.batch_size, self.sequence) if family.get("series_by_batch") else (0, 0)
+        return self.family, model, self.compiled, batch
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of a machine that train."""
+        return min(self.gpus, families()[self.family]["cluster"].get("gpus_per_node", 8))
 
     def scenario(self, utilization: float) -> Scenario:
         """Return the job as a scenario."""
         family = families()[self.family]
-        network = {"network": {"bandwidth": self.network}} if self.network else {}
+        stated = {"bandwidth": self.network, "ring_step": self.ring_step}
+        network = family["cluster"].get("network", {}) | {key: text for key, text in stated.items() if text}
         other = OTHER_MODELS.get(self.model)
         workload: dict[str, Any] = {"preset": "llama2-70b" if other else self.model}
         workload["transformer"] = {**(other or {}), "sequence": self.sequence}
-        if self.model.startswith("mpt"):
+        if self.model.startswith(("mpt", "gpt3")):
             workload["transformer"]["positions"] = self.sequence
-        workload |= {"batch_size": self.batch_size, "utilization": utilization}
-        workload |= family.get("workload", {})
+        workload |= {"batch_size": self.batch_size, "utilization": utilization, "recompute": self.recompute}
         if self.micro_batches > 1:
             workload["micro_batches"] = self.micro_batches
-        if self.recompute:
-            workload["recompute"] = self.recompute
         schedule = {"kind": "fsdp", **family["schedule"]}
         if self.sharding in SHARING:
             schedule["shared_update"] = SHARING[self.sharding]
         if self.sharding == "grad":
             schedule["reshard_after_forward"] = False
         if self.sharding == "hybrid":
-            schedule |= {"kind": "hsdp", "shard": GPUS_PER_NODE}
-        cluster = {**family["cluster"], **network, "nodes": self.gpus // GPUS_PER_NODE}
+            schedule |= {"kind": "hsdp", "shard": self.gpus_per_node}
+        sizes = {"nodes": self.gpus // self.gpus_per_node, "gpus_per_node": self.gpus_per_node}
+        cluster = {**family["cluster"], **({"network": network} if network else {}), **sizes}
         return load(
             {
                 "name": f"{self.family} {self.model} {self.gpus}",
@@ -277,7 +306,7 @@ def communication_s(row: Published) -> float:
     nbytes = n_params * (2 * n_gathers + reduced) * row.micro_batches
     if row.sharding != "hybrid":
         return nbytes * (row.gpus - 1) / row.gpus / slowest_Bps
-    shared = (GPUS_PER_NODE - 1) / GPUS_PER_NODE
+    shared = (row.gpus_per_node - 1) / row.gpus_per_node
     n_copies = cluster.nodes
     return nbytes * shared / fabric_Bps + 2 * (n_copies - 1) / n_copies * reduced * n_params / network_Bps
 
@@ -304,7 +333,7 @@ def predictions(family: str, *, network: str = "") -> Iterator[Prediction]:
         family: Its name.
         network: Bandwidth of a card, instead of the family's.
     """
-    by_series: dict[tuple[str, str, bool], list[Published]] = {}
+    by_series: dict[tuple[str, str, bool, tuple[int, int]], list[Published]] = {}
     for row in published():
         if row.family == family:
             by_series.setdefault(row.series, []).append(replace(row, network=network))

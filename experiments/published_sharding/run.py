@@ -13,6 +13,7 @@ from statistics import median
 from deferred import deferred_table
 from memory import memory_table
 from rates_of_rows import Prediction, families, predictions
+from ring_steps import large_table, pairs_table, steps_table
 
 from simdist.report import page_command
 
@@ -44,9 +45,11 @@ def rows_table(family: str) -> Iterator[str]:
             traits.append("compiled")
         if row.sharding == "grad":
             traits.append("ZeRO-2")
+        if row.sharding == "hybrid" and family.startswith("Leonardo"):
+            traits.append("HSDP")
         if row.sharding in SHARERS:
             traits.append(f"ZeRO-1 over {SHARERS[row.sharding]}")
-        if row.recompute and family.startswith("llm"):
+        if row.recompute and family.startswith(("llm", "VectorLM")):
             traits.append("checkpointing")
         cells = [
             ", ".join(traits),
@@ -145,6 +148,9 @@ def tables() -> dict[str, str]:
         "degrees": "\n".join(degrees_table()),
         "deferred": "\n".join(deferred_table()),
         "networks": "\n".join(networks_table()),
+        "steps": "\n".join(steps_table()),
+        "pairs": "\n".join(pairs_table()),
+        "large": "\n".join(large_table()),
         "memory": "\n".join(memory_table()),
     }
 

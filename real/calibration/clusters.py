@@ -8,6 +8,7 @@ import numpy as np
 
 from real.calibration.line_fit import Fit, fit
 from real.calibration.tables import Hop, Measurement, hops, is_flat_at_end, line, link_table
+from simdist.runs.nccl_tests import NcclTable, ring_step_s
 from simdist.scenario import Cluster, Device, Library, Link
 from simdist.scenario.cluster import ClusterCollectives, ClusterHost
 from simdist.scenario.uncertain import Range
@@ -94,7 +95,32 @@ def derive(
         fitted = fit(_with_cores(cluster, form.cores), measurements)
         cluster = fitted.cluster.model_copy(update={"uncertain": _ranges(fitted)})
         notes += _fit_notes(fitted)
+        cluster, of_step = _with_ring_step(cluster, measurements)
+        notes += of_step
     return _Derived(cluster, (*notes, *missing))
+
+
+def _with_ring_step(cluster: Cluster, measurements: Sequence[Measurement]) -> tuple[Cluster, list[str]]:
+    """Return a cluster with the step of a ring that gathers over half of the nodes and over all tell, and a note."""
+    gathers = [each for each in measurements if each.task.op == "all_gather"]
+    halves = [each for each in gathers if each.task.where == "half of the nodes"]
+    if not halves:
+        return cluster, []
+    half = halves[-1]
+    every = next(each for each in gathers if each.task.where == "world" and each.task.count == half.task.count)
+    few, many = (
+        NcclTable(
+            "all_gather",
+            ((each.task.nbytes, each.median_s),),
+            nodes=each.task.group.size // cluster.gpus_per_node,
+            gpus_per_node=cluster.gpus_per_node,
+        )
+        for each in (half, every)
+    )
+    step_s = max(0.0, ring_step_s(few, many, cluster))
+    network = cluster.network.model_copy(update={"ring_step_s": float(f"{step_s:.3g}")})
+    note = f"step of a ring between nodes: {format_seconds(step_s)}, by gathers over half of the nodes and over all"
+    return cluster.model_copy(update={"network": network}), [note]
 
 
 def _with_cores(cluster: Cluster, cores: Cores | None) -> Cluster:

@@ -29,14 +29,24 @@ from simdist.plan.lanes import COMM
 _COLD_NBYTES = 2**25  # buffers of each task take turns
 _MOST_BUFFERS = 8
 _LEAST_REPETITIONS = 3
+_LEAST_NODES = 2  # of a ring between nodes
 _MOST_REPETITIONS = 200
 _Act: TypeAlias = Callable[[], None]
 
 
-def tasks(n_nodes: int, ranks_per_node: int, sizes: Sequence[int], ops: Sequence[OpName]) -> list[MeasuringTask]:
+def tasks(
+    n_nodes: int, ranks_per_node: int, sizes: Sequence[int], ops: Sequence[OpName], *, halves: bool = False
+) -> list[MeasuringTask]:
     """Return all tasks to measure, small sizes first.
 
     Sizes are rounded so that each group divides them into equal slices.
+
+    Args:
+        n_nodes: Machines.
+        ranks_per_node: Ranks of each.
+        sizes: Bytes of the whole buffer.
+        ops: Collectives.
+        halves: Also gather the largest size within half of the nodes, which with all nodes tells the step of a ring.
 
     >>> [str(task) for task in tasks(1, 2, [1000], ["all_reduce"])]
     ['all_reduce (node, 1 kB)', 'sendrecv (pair in node, 1 kB)']
@@ -54,7 +64,7 @@ def tasks(n_nodes: int, ranks_per_node: int, sizes: Sequence[int], ops: Sequence
     if n > 1 and n_nodes > 1:
         wheres += [("all per node", across), ("world", everyone)]
     counts = sorted({max(1, round(size / FLOAT_NBYTES / world_size)) * world_size for size in sizes})
-    return [
+    todo = [
         task
         for count in counts
         for task in (
@@ -62,6 +72,11 @@ def tasks(n_nodes: int, ranks_per_node: int, sizes: Sequence[int], ops: Sequence
             *(MeasuringTask("sendrecv", where, group, count) for where, group in pairs),
         )
     ]
+    if halves and n_nodes >= 2 * _LEAST_NODES and n_nodes % 2 == 0:
+        todo.append(MeasuringTask("all_gather", "half of the nodes", Group(world_size // 2), counts[-1]))
+        of_all = MeasuringTask("all_gather", "world", everyone, counts[-1])
+        todo += [of_all] if of_all not in todo else []
+    return todo
 
 
 def collective(op: OpName, group: Group) -> ops.Collective:

@@ -19,7 +19,9 @@ from simdist.scenario import Link, TablePoint
 from simdist.settings.units import format_nbytes
 
 OpName: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "sendrecv"]
-Where: TypeAlias = Literal["node", "one per node", "all per node", "world", "pair in node", "pair of nodes"]
+Where: TypeAlias = Literal[
+    "node", "one per node", "all per node", "half of the nodes", "world", "pair in node", "pair of nodes"
+]
 MEASURED_OPS: tuple[OpName, ...] = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
 FLOAT_NBYTES = 4
 
@@ -31,7 +33,8 @@ class MeasuringTask:
     Args:
         op: The collective, or `sendrecv`: a message from one rank to another.
         where: The members: the ranks of each node, all nodes at once; the ranks with local rank 0 of all nodes; the
-            ranks of equal local rank of all nodes, for all local ranks at once; all ranks; two ranks.
+            ranks of equal local rank of all nodes, for all local ranks at once; the ranks of each half of the nodes,
+            both at once; all ranks; two ranks.
         group: Group of the collective. For a message, sender and receiver are the first two members of the first group.
         count: float32 elements of the whole.
     """
@@ -55,7 +58,7 @@ class MeasuringTask:
         """Return the members of each group that takes part."""
         groups = self.group.members(world_size)
         match self.where:
-            case "node" | "all per node" | "world":
+            case "node" | "all per node" | "half of the nodes" | "world":
                 return groups
             case "one per node":
                 return groups[:1]

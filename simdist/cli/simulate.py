@@ -19,13 +19,12 @@ from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.runs.building import delay_sampler
 from simdist.runs.planned import PlannedSchedule
-from simdist.scenario import Scenario
 from simdist.studies import facets
 from simdist.studies.columns import ENGINE, PLAIN_STEP_TIME, SCHEDULE, STATE_COLUMNS
 from simdist.studies.facets import LINKS, Simulated
 from simdist.studies.held import find_held, steady_held
 from simdist.studies.measuring import ScheduleTimes, times_of
-from simdist.studies.remarks import below_table, documents, remarks_of
+from simdist.studies.remarks import Remark, below_table, documents, remarks_of, remarks_on_run
 from simdist.studies.tables import facets_text, table_text
 from simdist.traces.breakdown import Breakdown, HeldUp, break_down
 from simdist.traces.trace import TIMES_OF_TRACE, Trace
@@ -103,7 +102,7 @@ def command(
     rows: list[dict[str, Any]] = []
     measured: list[ScheduleTimes] = []
     traces: list[tuple[str, Trace]] = []
-    scenarios: list[Scenario] = []
+    of_scenarios: list[Remark] = []
     with session.bar() as bar:
         for planned in inputs.planned(session, name, schedule, output=output, draws=traced):
             label = planned.schedule.name
@@ -119,13 +118,12 @@ def command(
             in_order = times.facets.changed(LINKS, done.where.links_per_step_s())  # in which they held ranks up
             times = replace(times, facets=in_order)
             measured.append(times)
-            scenarios += [planned.scenario] if planned.scenario not in scenarios[-1:] else []
+            of_scenarios += (remarks_on_run if planned.run else remarks_of)(planned.scenario)
             rows.append(_record(planned, times, done, file))
             traces += [(label, done.trace)] if plot and done.trace else []
     tables = [table_text(f"{Path(name).name}: seconds per step, averaged over ranks", _COLUMNS, rows)]
     tables += facets_text(measured, measured[0])
-    of_scenarios = [each for scenario in scenarios for each in remarks_of(scenario)]
-    remarks = [*dict.fromkeys((*of_scenarios, *facets.facet_remarks(scenarios[0], measured)))]
+    remarks = [*dict.fromkeys((*of_scenarios, *facets.facet_remarks(None, measured)))]
     tables += [*below_table(remarks), *_reasons(rows, engine)]
     session.result({"scenario": name, "rows": rows, "remarks": documents(remarks)}, "\n\n".join(tables))
     if plot:

@@ -281,6 +281,10 @@ class Stage:
         flow_s = float((self.nbytes / capacity_Bps[self.resources]).max()) if len(self.resources) else 0.0
         return self.latency_s + flow_s
 
+    def later(self, seconds: float) -> "Stage":
+        """Return a stage whose bytes flow some seconds later."""
+        return replace(self, latency_s=self.latency_s + seconds) if seconds else self
+
 
 @dataclass(frozen=True, slots=True)
 class Transfer:

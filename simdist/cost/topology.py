@@ -44,6 +44,7 @@ class LinkCost:
         rendezvous_s: Startup besides, of a message of more than `eager_nbytes`.
         eager_nbytes: Largest message that is sent without asking.
         gap_s: Seconds from one message of a process to its next, at least. Messages that ask take two.
+        ring_step_s: Seconds of each step of a ring, beside its hops and bytes.
     """
 
     latency_s: float
@@ -54,6 +55,7 @@ class LinkCost:
     rendezvous_s: float = 0.0
     eager_nbytes: float = 0.0
     gap_s: float = 0.0
+    ring_step_s: float = 0.0
 
     @classmethod
     def of(cls, link: Link, *, n_parallel: int = 1) -> "LinkCost":
@@ -67,6 +69,7 @@ class LinkCost:
                 rendezvous_s=link.rendezvous_s,
                 eager_nbytes=float(link.eager_nbytes),
                 gap_s=link.gap_s,
+                ring_step_s=link.ring_step_s or 0.0,
             )
         table = tuple((float(point.nbytes), point.time_s) for point in link.table)
         smallest, startup_s = table[0]
@@ -204,7 +207,8 @@ class Topology(Resources):
         for number, each in enumerate(messages):
             routes = self.routes(each)
             latency_s = slowest_s(each, routes, self.hops(each)) + (self.overhead_s if number == 0 else 0.0)
-            stages.append(self.spaced(Stage(latency_s, *self.load(each, routes)), each))
+            spaced = self.spaced(Stage(latency_s, *self.load(each, routes)), each)
+            stages.append(spaced.later(self.steps_s(each)))
         return Transfer(tuple(stages))
 
     def spaced(self, stage: Stage, messages: Messages, message_nbytes: float | None = None) -> Stage:
@@ -215,7 +219,7 @@ class Topology(Resources):
             messages: The messages. Those inside a domain need no gap.
             message_nbytes: Bytes that a process sends at once; those of the largest message by default.
         """
-        if not self.network.gap_s or not (self.domain(messages.src) != self.domain(messages.dst)).any():
+        if not self.network.gap_s or not self._leaves_domains(messages):
             return stage
         largest_nbytes = float(np.max(messages.nbytes)) if message_nbytes is None else message_nbytes
         at_least_s = messages.rounds * self.network.spacing_s(largest_nbytes)
@@ -225,6 +229,19 @@ class Topology(Resources):
         link_Bps = np.select([of_port, of_card], [self.fabric.capacity_Bps, self.network.capacity_Bps], np.inf)
         flow_s = float((stage.nbytes / link_Bps).max(initial=0.0))
         return replace(stage, latency_s=max(stage.latency_s, at_least_s - flow_s))
+
+    def steps_s(self, messages: Messages) -> float:
+        """Return the seconds of the steps of a ring between domains, beside hops and bytes; 0 of other messages.
+
+        Only rings have several rounds, and those of two members are marked as rings.
+        """
+        is_ring = messages.latency == "ring" or messages.rounds > 1
+        if not (is_ring and self.network.ring_step_s and self._leaves_domains(messages)):
+            return 0.0
+        return messages.rounds * self.network.ring_step_s
+
+    def _leaves_domains(self, messages: Messages) -> bool:
+        return bool((self.domain(messages.src) != self.domain(messages.dst)).any())
 
     def hops_s(self, src: NDArray[np.int64], dst: NDArray[np.int64], nbytes: float) -> NDArray[np.float64]:
         """Return the seconds of messages alone, inside a node or between nodes."""

@@ -1,10 +1,19 @@
 """Links of a cluster, calibrated with tables that nccl-tests measured."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from simdist.errors import ScenarioError, naming_file
-from simdist.runs.nccl_tests import NcclTable, fitted, parse_nccl_table, placed, simulated_s, with_launches
+from simdist.runs.nccl_tests import (
+    NcclTable,
+    fitted,
+    parse_nccl_table,
+    placed,
+    simulated_s,
+    tells_ring_step,
+    with_launches,
+    with_ring_step,
+)
 from simdist.scenario import Cluster
 from simdist.settings.base import picked
 from simdist.settings.units import format_nbytes
@@ -42,7 +51,7 @@ class CalibratedLinks:
 
     Args:
         file: The table.
-        op: The collective.
+        table: What is in it, with its machines.
         before: The cluster as given, with the machines of the measurement.
         after: The calibrated cluster.
         rows: Times of each size, see `_rows`.
@@ -50,7 +59,7 @@ class CalibratedLinks:
     """
 
     file: Path
-    op: str
+    table: NcclTable
     before: Cluster
     after: Cluster
     rows: list[dict[str, object]]
@@ -65,12 +74,12 @@ class CalibratedLinks:
             rows (list): "A size of a table".
             notes (list): What the table does not show.
         """
-        about = {"file": str(self.file), **picked(self, "op"), **picked(self.before, "nodes", "gpus_per_node")}
+        about = {"file": str(self.file), **picked(self.table, "op"), **picked(self.before, "nodes", "gpus_per_node")}
         return {**about, **picked(self, "rows", "notes")}
 
     def text(self) -> str:
         """Return the measured and the simulated times as a table."""
-        title = f"{self.op} of {self.before.nodes} x {self.before.gpus_per_node} GPUs"
+        title = f"{self.table.op} of {self.before.nodes} x {self.before.gpus_per_node} GPUs"
         return table_text(title, _COLUMNS, self.rows)
 
 
@@ -81,11 +90,13 @@ def calibrate_links(
     op: str | None = None,
     nodes: int | None = None,
     gpus_per_node: int | None = None,
+    earlier: CalibratedLinks | None = None,
 ) -> CalibratedLinks:
     """Calibrate a cluster with a table of nccl-tests.
 
     The largest buffer of the table tells the efficiency of the slower link, the smallest one a latency. All other rows
-    show how well the cluster predicts. A table of sendrecv_perf becomes the table of the link.
+    show how well the cluster predicts. A table of sendrecv_perf becomes the table of the link. With an earlier table of
+    rings over another number of GPUs, the largest buffers of both tell efficiency and step of a ring.
 
     Args:
         file: Output of a program of nccl-tests.
@@ -93,6 +104,7 @@ def calibrate_links(
         op: The collective; None for the one that the output names.
         nodes: Machines of the measurement, if the output does not list its ranks.
         gpus_per_node: Ranks of each, likewise.
+        earlier: The calibration with the table before, if there is one.
 
     Raises:
         ScenarioError: The file holds no such table, or it contradicts itself or the machines.
@@ -101,10 +113,14 @@ def calibrate_links(
         text = file.read_text(encoding="utf-8", errors="replace")
     table = parse_nccl_table(text, name=str(file), op=op)
     before = placed(table, cluster, nodes=table.nodes or nodes, gpus_per_node=table.gpus_per_node or gpus_per_node)
-    after, notes = fitted(table, with_launches(table, before))
+    table = replace(table, nodes=before.nodes, gpus_per_node=before.gpus_per_node)
+    if earlier and tells_ring_step(earlier.table, table):
+        after, notes = with_ring_step((earlier.table, table), before)
+    else:
+        after, notes = fitted(table, with_launches(table, before))
     source = f"{after.source} Calibrated with {table.op} of nccl-tests, {file.name}.".strip()
     rows = _rows(table, before, after)
-    return CalibratedLinks(file, table.op, before, after.model_copy(update={"source": source}), rows, notes)
+    return CalibratedLinks(file, table, before, after.model_copy(update={"source": source}), rows, notes)
 
 
 def _rows(table: NcclTable, before: Cluster, after: Cluster) -> list[dict[str, object]]:

@@ -533,7 +533,8 @@ class _Drafting:
         cluster = read_cluster(name)
         machines = {"nodes": options.nodes, "gpus_per_node": options.gpus_per_node}
         for file in options.tables:
-            found = calibrate_links(file, cluster, op=options.op, **machines)
+            earlier = self.calibrations[-1] if self.calibrations else None
+            found = calibrate_links(file, cluster, op=options.op, **machines, earlier=earlier)
             self.calibrations.append(found)
             cluster = found.after
             for note in found.notes:

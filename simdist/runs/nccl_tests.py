@@ -36,6 +36,9 @@ _NumberT = TypeVar("_NumberT", int, float)
 
 OPS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "sendrecv")
 
+#: Those that NCCL performs by rings, an all_reduce of a large buffer among others.
+RINGS = ("all_reduce", "reduce_scatter", "all_gather")
+
 #: Sources of ranges of numbers that tables told begin with it.
 CALIBRATED = "nccl-tests"
 
@@ -58,6 +61,8 @@ _TYPE_NBYTES = (
 )
 _NOT_MEASURED = "N/A"
 _N_HALVINGS = 50
+_MOST_STEP_S = 1e-3
+_SOME_STEP_S = 1e-5
 _NEAR = 4  # sizes that the range of a number is told by, as a factor on the size that tells the number
 _LEAST_OFF = 0.01  # least distance of the ends of a range from the value, as a share
 _OVERHEAD = "collectives.overhead"
@@ -329,6 +334,67 @@ def fitted(table: NcclTable, cluster: Cluster) -> tuple[Cluster, list[str]]:
     return told or best, notes
 
 
+def tells_ring_step(one: NcclTable, other: NcclTable) -> bool:
+    """Tell whether two tables are of rings between machines, over different numbers of GPUs."""
+    sizes = [(each.nodes or 1) * (each.gpus_per_node or 1) for each in (one, other)]
+    return sizes[0] != sizes[1] and all(each.op in RINGS and (each.nodes or 1) > 1 for each in (one, other))
+
+
+def with_ring_step(tables: tuple[NcclTable, NcclTable], cluster: Cluster) -> tuple[Cluster, list[str]]:
+    """Return the cluster with the step of a ring that the largest buffers of two tables tell, and notes.
+
+    Steps and bytes add up. On more GPUs there are more steps and as many bytes. So the difference tells the step, and
+    what is left the efficiency of the network.
+
+    Args:
+        tables: Of two numbers of GPUs, see `tells_ring_step`.
+        cluster: What the tables leave open.
+    """
+    few, many = sorted(tables, key=lambda table: (table.nodes or 1) * (table.gpus_per_node or 1))
+    step_s = ring_step_s(few, many, cluster)
+    path = "network.ring_step"
+    start = _with_number(cluster, path, max(0.0, step_s))
+    best = _told(few, _placed_like(few, start), "network.efficiency", row=-1, fast=1.0, slow=0.01)
+    best = best and _told(many, _placed_like(many, best), path, row=-1, fast=0.0, slow=_MOST_STEP_S)
+    if best is None:
+        note = f"{path} stays: no value gives the times of the largest sizes of {few.op} and {many.op}"
+        return cluster, [note]
+    return best, []
+
+
+def ring_step_s(few: NcclTable, many: NcclTable, cluster: Cluster) -> float:
+    """Return the step of a ring with which the largest buffers of both tables have one efficiency of the network.
+
+    Args:
+        few: Of fewer GPUs.
+        many: Of more.
+        cluster: All else.
+
+    A time is t + a step_s + b / efficiency, so three simulations of each table tell its terms.
+    """
+    rows = []
+    seconds = []
+    for table in (few, many):
+        placed_like = _placed_like(table, cluster.model_copy(update={"uncertain": {}}))
+        nbytes, measured_s = table.rows[-1]
+        base_s, slower_s, stepped_s = (
+            simulated_s(
+                _with_number(_with_number(placed_like, "network.efficiency", share), "network.ring_step", step_s),
+                table.op,
+                nbytes,
+            )
+            for share, step_s in ((1.0, 0.0), (0.5, 0.0), (1.0, _SOME_STEP_S))
+        )
+        rows.append([(stepped_s - base_s) / _SOME_STEP_S, slower_s - base_s])
+        seconds.append(measured_s - 2 * base_s + slower_s)
+    (a, b), (c, d) = rows
+    return (seconds[0] * d - seconds[1] * b) / (a * d - b * c) if a * d != b * c else 0.0
+
+
+def _placed_like(table: NcclTable, cluster: Cluster) -> Cluster:
+    return placed(table, cluster, nodes=table.nodes, gpus_per_node=table.gpus_per_node)
+
+
 def _told(table: NcclTable, cluster: Cluster, path: str, *, row: int, fast: float, slow: float) -> Cluster | None:
     """Return the cluster with the number that a row tells, and its range; None if no value gives the row's time."""
     nbytes, measured_s = table.rows[row]
@@ -364,7 +430,7 @@ def _with_number(cluster: Cluster, path: str, value: float) -> Cluster:
         return cluster.model_copy(update={"collectives": {"overhead_s": value}})
     where, _, key = path.partition(".")
     link: Link = getattr(cluster, where)
-    attribute = {"efficiency": "efficiency", "latency": "latency_s"}[key]
+    attribute = {"efficiency": "efficiency", "latency": "latency_s", "ring_step": "ring_step_s"}[key]
     return cluster.model_copy(update={where: link.model_copy(update={attribute: value})})
 
 

@@ -512,10 +512,14 @@ class Cluster(Settings):
         if self.world_size > MAX_WORLD_SIZE:
             product = f"{self.nodes} nodes x {self.gpus_per_node} GPUs are {self.world_size} ranks"
             return [(("nodes",), f"{product}: at most {MAX_WORLD_SIZE} are supported")]
-        gap = "gap is that of messages between nodes: write it in network"
+        of_network = {"gap": self.fabric.gap_s, "ring_step": self.fabric.ring_step_s}
         return [
             *self._domain_faults(),
-            *([(("fabric", "gap"), gap)] if self.fabric.gap_s else []),
+            *(
+                (("fabric", key), f"{key} is that of messages between nodes: write it in network")
+                for key, seconds in of_network.items()
+                if seconds
+            ),
             *self._leaf_faults(),
             *(
                 (("slow_devices", i, *path), message)

@@ -34,6 +34,8 @@ class Link(Settings):
         eager_nbytes: Largest message that is sent without asking.
         gap_s: Seconds from one message of a process to its next, at least; twice that for messages longer than a stated
             `eager_nbytes`. Between nodes only.
+        ring_step_s: Seconds that each step of a ring takes beside its hops and bytes; not with NCCL's protocol LL, that
+            of small buffers. None if nobody measured it: it is then simulated as 0. Between nodes only.
         table: Measured `(nbytes, time_s)`: two points or more, growing sizes, times that do not shrink.
         send_Bps: With a table, of a link whose receiving end takes that time: bytes per second that an end sends.
 
@@ -47,6 +49,7 @@ class Link(Settings):
     rendezvous_s: Seconds = 0.0
     eager_nbytes: Nbytes = Field(default=0, alias="eager")
     gap_s: Annotated[Seconds, Field(exclude_if=lambda seconds: not seconds)] = 0.0
+    ring_step_s: Annotated[Seconds | None, Field(exclude_if=lambda seconds: seconds is None)] = None
     table: Annotated[tuple[TablePoint, ...], Field(min_length=2)] | None = None
     send_Bps: BytesPerSecond | None = Field(default=None, alias="send")
 
@@ -79,6 +82,7 @@ class Link(Settings):
     def _table_faults(self, table: tuple[TablePoint, ...]) -> list[Fault]:
         keys = {"latency_s": "latency", "bandwidth_Bps": "bandwidth", "efficiency": "efficiency"}
         keys |= {"rendezvous_s": "rendezvous", "eager_nbytes": "eager", "gap_s": "gap"}
+        keys |= {"ring_step_s": "ring_step"}
         faults: list[Fault] = [
             ((key,), f"{key!r} has no meaning beside a table of measured points: remove one of them")
             for name, key in keys.items()

@@ -161,6 +161,12 @@ class ShardedSchedule(Schedule, abc.ABC):
             has_param_buffers=True,
         )
 
+    def most_gathered_nbytes(self, job: Job) -> int:
+        """Return the bytes of the largest unit, which the ranks that share a copy gather at once."""
+        dtype = self.param_dtype or job.dtype
+        counts = (sum(job.tensor_counts[unit.first : unit.last]) for unit in self.units_of(job).units)
+        return max(counts) * ITEM_NBYTES[dtype]
+
     def of_one_copy(self) -> Self:
         """Return the same schedule without label, and without averages between copies, if it has any."""
         return unchecked_copy(self, label="")

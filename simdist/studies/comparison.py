@@ -187,7 +187,8 @@ class Comparison(list[Row]):
         chances = chances_of(self.scenario, self[0].seeds)
         seeds = [self.drawn] if self.drawn else too_few_seeds(self)
         of_chance = (*chance_remarks(chances, self.measured), *seeds)
-        return (*remarks_of(self.scenario, warm_up=self.warm_up), *facet_remarks(self.scenario, self), *of_chance)
+        of_rows = (*facet_remarks(self.scenario, self), *unclear(self.scenario, self, self.base))
+        return (*remarks_of(self.scenario, warm_up=self.warm_up), *of_rows, *of_chance)
 
     def document(self) -> dict[str, object]:
         """Return the comparison as JSON has it.
@@ -501,6 +502,31 @@ def with_ranges(found: Row, measured: ScheduleTimes, baseline: ScheduleTimes) ->
     shares = own if measured is baseline else shares
     facets = found.facets.changed(RANGES, shares)
     return replace(found, step_s_range=of_step, speedup_range=of_speedup, facets=facets)
+
+
+def unclear(scenario: Scenario, rows: Sequence[Row], base: Row) -> list[Remark]:
+    """Say which schedules may be faster or slower than the baseline, if the step of a ring decides, and what tells."""
+    if not any(each.of(RANGES) for each in rows):
+        return []
+    from simdist.studies.resampling import WORTHWHILE
+    from simdist.studies.uncertainty import RING_STEP, quantities
+
+    others = (each for each in rows if each is not base and _holds(each.speedup_range, (1 / WORTHWHILE, WORTHWHILE)))
+    shares_of = {each.schedule: each.of(RANGES) for each in others if each.of(RANGES)}
+    step = next((each for each in quantities(scenario) if each.name == RING_STEP), None)
+    undecided = [label for label, of in shares_of.items() if step and max(of, key=of.__getitem__) == step.name]
+    if step is None or not undecided:
+        return []
+    text = (
+        f"unclear whether {', '.join(undecided)} {'differs' if len(undecided) == 1 else 'differ'} from {base.schedule} "
+        f"by {100 * (WORTHWHILE - 1):.0f} % or more: measure {step.written.measure}, which tells {step.name}"
+    )
+    return [Remark("accuracy", text, undecided[0] if len(undecided) == 1 else "")]
+
+
+def _holds(interval: Interval | None, limits: Iterable[float]) -> bool:
+    """Tell whether one of some limits is inside an interval."""
+    return interval is not None and any(interval[0] < limit < interval[1] for limit in limits)
 
 
 def too_few_seeds(rows: Sequence[Row]) -> list[Remark]:

@@ -29,10 +29,13 @@ from simdist.cost.costs import Costs, Local, OpCost, Resources, Shared, Transfer
 from simdist.plan import COLLECTIVES, AllGather, Backward, Buffer, Forward, Load, Plan, ReduceScatter, StageIn
 from simdist.plan.group import Group
 from simdist.plan.ops import Collective, Op
-from simdist.runs.building import lost_share
+from simdist.runs.building import job, lost_share
 from simdist.runs.nccl_tests import CALIBRATED
 from simdist.scenario import Cluster, Interference, Link, Scenario, Workload
 from simdist.scenario.cluster import Transport
+from simdist.scenario.uncertain import Range
+from simdist.schedules.sharded import ShardedSchedule
+from simdist.settings.units import format_nbytes
 
 _Kind: TypeAlias = Literal["batch", "machine", "machines", "fabric", "network", "storage", "input"]
 
@@ -60,6 +63,9 @@ _MEASURE: dict[_Kind, str] = {
 }
 _OF_COMPUTING = ("batch", "machine", "machines", "input")
 _CALIBRATED = "real.calibrate"  # measures both links; one that its line meets has no range
+_MACHINES_OF_RINGS = 4
+#: 256 H100: 2 GB gathered at 200 GB/s, all-reduced at 340. 128 to 512 H100: 256 MB gathered at 6 to 44 GB/s, by run.
+_RING_STEPS = "17 us on 256 H100, nccl#1218; 10 to 80 us on 128 to 512 H100, The Ultra-Scale Playbook"
 _OF_PCIE_BPS = 64e9  # PCIe 5.0 x16 has 63 GB/s; NVLink 1 has 80
 _TRANSPORTS: dict[Transport, str] = {
     "rdma": "RDMA",
@@ -203,6 +209,26 @@ def _is_storage_measured(scenario: Scenario) -> bool:
     paths = (*scenario.uncertain, *(f"cluster.{path}" for path in scenario.cluster.uncertain))
     has_range = any(path.startswith("cluster.storage.") for path in paths)
     return has_range or (storage is not None and _CALIBRATED in storage.source)
+
+
+def ring_step_range(scenario: Scenario) -> Range | None:
+    """Return the range of `network.ring_step` where a schedule gathers over many machines and nobody measured it.
+
+    Collectives of published rows, from which the doubt of the network is, are rings over four machines at most.
+    """
+    cluster = scenario.cluster
+    is_known = cluster.network.ring_step_s is not None or _is_measured(cluster, "network")
+    if is_known or not scenario.is_of_machines or cluster.device.generation is None:
+        return None
+    n_taught = _MACHINES_OF_RINGS * cluster.world_size // cluster.n_domains
+    sharded = [each for each in scenario.schedules if isinstance(each, ShardedSchedule)]
+    over_many = [each for each in sharded if each.sharers(cluster.world_size) > n_taught]
+    if not over_many:
+        return None
+    most_nbytes = max(each.most_gathered_nbytes(job(scenario)) for each in over_many)
+    most_ranks = max(each.sharers(cluster.world_size) for each in over_many)
+    measure = f"the time of an all-gather of {format_nbytes(most_nbytes)} over {most_ranks} GPUs, and over half of them"
+    return Range.model_validate({"from": "0 us", "to": "80 us", "source": _RING_STEPS, "measure": measure})
 
 
 def precision(workload: Workload) -> str:

@@ -45,6 +45,9 @@ _CHANCE = "seeds"
 
 #: Probability of a value below an interval, or above it.
 TAIL = 0.05
+
+#: Among the causes: a step of a ring between nodes that nobody measured.
+RING_STEP = "cluster.network.ring_step"
 _ROUNDING = 1e-9  # of a result
 _N_NORMAL = 101  # places of the normal distribution that stand for it
 
@@ -74,8 +77,15 @@ class Quantity:
 
 
 def quantities(scenario: Scenario) -> tuple[Quantity, ...]:
-    """Return the uncertain quantities of a scenario; its own ranges override those of its cluster."""
-    ranges = {("cluster", *parse_path(text)): each for text, each in scenario.cluster.uncertain.items()}
+    """Return the uncertain quantities of a scenario; its own ranges override those of its cluster.
+
+    A step of a ring over many machines is one if nobody measured it.
+    """
+    from simdist.studies.published_errors import ring_step_range
+
+    of_ring_step = ring_step_range(scenario)
+    ranges = {parse_path(RING_STEP): of_ring_step} if of_ring_step else {}
+    ranges |= {("cluster", *parse_path(text)): each for text, each in scenario.cluster.uncertain.items()}
     ranges |= {parse_path(text): each for text, each in scenario.uncertain.items()}
     found = []
     for path, each in ranges.items():

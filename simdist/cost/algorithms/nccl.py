@@ -42,7 +42,8 @@ At most a buffer of a channel is under way between two nodes: 4 MiB of Simple, 4
 bytes take a round trip per buffer at least, which counts between sites.
 
 A process sends its messages one after the other, each `gap` of the network, so each of the 2 (n - 1) rounds of a ring
-takes a gap at least, and two if a message is longer than an eager one. NCCL knows no gap: its choice is that without.
+takes a gap at least, and two if a message is longer than an eager one. Each step of a ring of LL128 or Simple also
+takes the network's `ring_step`. NCCL knows neither: its choice is that without.
 Over Slingshot, cards and GPUs meet at a host bridge, which is too far for LL128.
 
 A cluster that does not state its compute capability has only the double tree, with hops of its links:
@@ -184,19 +185,20 @@ def nccl_transfer(
     def estimated_s(candidate: _Candidate) -> float:
         return candidate.estimated.alone_s(capacity_Bps)
 
-    knows_gap = cluster.device.nccl_capability is None or not call.topology.network.gap_s
-    if knows_gap or call.n_nodes == 1 or not call.nbytes:
+    network = call.topology.network
+    knows_all = not network.ring_step_s and (cluster.device.nccl_capability is None or not network.gap_s)
+    if knows_all or call.n_nodes == 1 or not call.nbytes:
         return min(candidates(call.nbytes), key=estimated_s).transfer
-    return _chosen_without_gaps(call.nbytes, candidates, estimated_s, capacity_Bps)
+    return _chosen_unaware(call.nbytes, candidates, estimated_s, capacity_Bps)
 
 
-def _chosen_without_gaps(
+def _chosen_unaware(
     nbytes: int,
     candidates: Callable[[int], "list[_Candidate]"],
     estimated_s: Callable[["_Candidate"], float],
     capacity_Bps: NDArray[np.float64],
 ) -> Transfer:
-    """Return what NCCL chooses, which knows no gap between messages.
+    """Return what NCCL chooses, which knows neither gaps between messages nor the cost of a step.
 
     It may choose a ring where a tree would take less. From some size on it takes the tree. Times just below are cut to
     that of the tree, so that a larger buffer never takes less. Therefore choices change at powers of two only.
@@ -234,7 +236,8 @@ def _candidates(
     if algorithm == "ring" or (algorithm == "auto" and not only_trees):
         plain = _Plain.of(call.topology, ring(call))
         if capability is None:
-            yield _as_estimated(Transfer((plain.stage,)))
+            by_links = plain.stage
+            yield _Candidate(Transfer((by_links,)), Transfer((by_links.later(-plain.steps_s),)))
         else:
             for name in names:
                 if name == "LL128" and algorithm == "auto" and has_trees and call.n > call.n_nodes:
@@ -340,6 +343,11 @@ class _Plain:
         (only,) = messages
         return cls(topology, only, topology.routes(only), topology.transfer([only]).stages[0])
 
+    @property
+    def steps_s(self) -> float:
+        """Seconds of the steps of a ring, see `Topology.steps_s`."""
+        return self.topology.steps_s(self.messages)
+
     def by(self, protocol: "_Protocol", hops: Hops, base: float = 1.0) -> Stage:
         """Return the stage with the base and hops of a protocol.
 
@@ -354,10 +362,11 @@ class _Plain:
 
 
 def _spaced(plain: _Plain, transfer: Transfer, name: str, n_channels: int) -> Transfer:
-    """Return a ring of which each process sends its messages one after the other, see `Topology.spaced`."""
+    """Return a ring with what NCCL does not know: `Topology.spaced` and, but of LL, `Topology.steps_s`."""
     (stage,) = transfer.stages
     message_nbytes = float(np.max(plain.messages.nbytes)) / n_channels * (2.0 if name == "LL" else 1.0)
-    return Transfer((plain.topology.spaced(stage, plain.messages, message_nbytes),))
+    spaced = plain.topology.spaced(stage, plain.messages, message_nbytes)
+    return Transfer((spaced.later(0.0 if name == "LL" else plain.steps_s),))
 
 
 def _by_ring(

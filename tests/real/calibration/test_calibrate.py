@@ -309,6 +309,21 @@ def test_latency_of_a_line_is_never_negative():
 # ---------------------------------------------------------------- what else is said
 
 
+def test_gathers_over_half_of_the_nodes_and_over_all_tell_the_step_of_a_ring():
+    network = Link(latency_s=3e-6, bandwidth_Bps=25e9, efficiency=0.9, ring_step_s=40e-6)
+    truth = cluster_of(8, 2, Link(latency_s=3e-6, bandwidth_Bps=100e9), network).model_copy(
+        update={"collectives": {"library": "nccl"}}
+    )
+    todo = [each for each in tasks(8, 2, (2**16, 2**28), ("all_reduce",), halves=True) if each.op != "sendrecv"]
+    assert [str(task.where) for task in todo if task.op == "all_gather"] == ["half of the nodes", "world"]
+    measured = [Measurement(task, (predicted_task_s(truth, task),) * 3) for task in todo]
+    found = derived(measured, truth, LinkForm("line", rate_Bps=25e9))
+    assert found.cluster.network.ring_step_s == pytest.approx(40e-6, rel=0.3)
+    assert any(note.startswith("step of a ring between nodes:") for note in found.notes)
+    assert not [each for each in tasks(2, 2, (2**20,), ("all_reduce",), halves=True) if each.op == "all_gather"]
+    assert not [each for each in tasks(8, 2, (2**20,), ("all_reduce",)) if each.op == "all_gather"]
+
+
 def test_bus_factors_are_those_of_nccl_tests():
     factors = {op: bus_factor(op, 8) for op in MEASURED_OPS}
     assert factors == {"all_reduce": 1.75, "reduce_scatter": 0.875, "all_gather": 0.875, "broadcast": 1, "reduce": 1}

@@ -470,6 +470,54 @@ def test_rings_of_other_algorithms_take_gaps_too():
     assert with_gaps - without == pytest.approx(6 * GAP_S - 6 * NETWORK.latency_s, rel=1e-3)
 
 
+STEP_S = 40e-6
+STEPPED = NETWORK.model_copy(update={"ring_step_s": STEP_S})
+
+
+@pytest.mark.parametrize(("kind", "rounds"), [("all_gather", 15), ("reduce_scatter", 15), ("all_reduce", 30)])
+def test_each_step_of_a_ring_between_nodes_takes_its_cost_beside_hops_and_bytes(kind, rounds):
+    """Large buffers, too: the cost adds up with the time of the bytes."""
+    for nbytes in (MIB, GIB):
+        with_steps, without = (
+            seconds(machines(2, library="nccl_simple", nics_per_node=8, network=network), nbytes, "ring", kind)
+            for network in (STEPPED, NETWORK)
+        )
+        assert with_steps - without == pytest.approx(rounds * STEP_S)
+
+
+def test_neither_trees_nor_rings_inside_a_node_nor_ll_take_steps():
+    stepped, plain = (machines(2, nics_per_node=8, network=network) for network in (STEPPED, NETWORK))
+    group = Group(8)
+    assert seconds(stepped, GIB, "ring", group=group) == seconds(plain, GIB, "ring", group=group)
+    assert seconds(stepped, GIB, "double_tree") == seconds(plain, GIB, "double_tree")
+    assert seconds(stepped, 256, "ring", "all_gather") == seconds(plain, 256, "ring", "all_gather")
+
+
+def test_nccl_chooses_as_if_steps_cost_nothing():
+    stepped, plain = (
+        machines(2, nics_per_node=8, network=NETWORK.model_copy(update={"ring_step_s": step_s}))
+        for step_s in (10e-3, None)
+    )
+    nbytes = next(2**i for i in range(20, 40) if seconds(plain, 2**i) == seconds(plain, 2**i, "ring"))
+    assert seconds(stepped, nbytes) >= 30 * 10e-3 > seconds(stepped, nbytes, "double_tree")
+    times = [seconds(stepped, 2**i) for i in range(10, 38)]
+    assert times == sorted(times)
+
+
+def test_without_a_generation_a_ring_takes_steps_and_is_chosen_without():
+    stepped, plain = (machines(4, None, network=network) for network in (STEPPED, NETWORK))
+    assert seconds(stepped, GIB, "ring") - seconds(plain, GIB, "ring") == pytest.approx(62 * STEP_S)
+    assert seconds(stepped, GIB) in (seconds(stepped, GIB, "ring"), seconds(plain, GIB))
+
+
+def test_steps_of_gloos_ring_and_of_a_torus_between_nodes_cost_too():
+    for algorithm, library, steps in (("auto", "gloo", 62), ("hierarchical", "nccl", 6)):
+        with_steps, without = (
+            seconds(machines(4, library=library, network=network), GIB, algorithm) for network in (STEPPED, NETWORK)
+        )
+        assert with_steps - without == pytest.approx(steps * STEP_S)
+
+
 def test_over_slingshot_ll128_is_not_used_between_nodes():
     cluster, without = machines(2, transport="slingshot"), machines(2, transport="rdma")
     assert seconds(cluster, 8 * MIB, kind="all_gather") > seconds(without, 8 * MIB, kind="all_gather")
@@ -477,9 +525,10 @@ def test_over_slingshot_ll128_is_not_used_between_nodes():
     assert seconds(one, 8 * MIB) == seconds(other, 8 * MIB)
 
 
-def test_a_gap_of_the_fabric_is_refused():
-    with pytest.raises(ValidationError, match="gap is that of messages between nodes: write it in network"):
-        Cluster(nodes=1, gpus_per_node=8, fabric=NVLINK.model_copy(update={"gap_s": 1e-6}), network=NETWORK)
+@pytest.mark.parametrize("key", ["gap", "ring_step"])
+def test_what_only_messages_between_nodes_take_is_refused_of_the_fabric(key):
+    with pytest.raises(ValidationError, match=f"{key} is that of messages between nodes: write it in network"):
+        Cluster(nodes=1, gpus_per_node=8, fabric=NVLINK.model_copy(update={f"{key}_s": 1e-6}), network=NETWORK)
 
 
 def test_between_sites_a_channel_has_a_buffer_under_way_in_each_round_trip():

@@ -7,7 +7,15 @@ from commandline import call
 from flat_clusters import grouped
 
 from simdist.errors import ScenarioError
-from simdist.runs.nccl_tests import fitted, parse_nccl_table, placed, simulated_s, with_launches
+from simdist.runs.nccl_tests import (
+    fitted,
+    parse_nccl_table,
+    placed,
+    simulated_s,
+    tells_ring_step,
+    with_launches,
+    with_ring_step,
+)
 from simdist.scenario import dump_cluster, load, load_cluster, presets
 from simdist.studies.published_errors import doubts_of
 from simdist.traces.collectives import bus_factor
@@ -294,6 +302,52 @@ def test_messages_of_one_process_include_its_launches():
     found, notes = fitted(table, with_launches(table, start))
     assert found.collectives.launch_s == start.collectives.launch_s == 0
     assert notes == ["the times of messages include launches of one process for all GPUs"]
+
+
+@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
+def test_one_large_buffer_over_two_numbers_of_gpus_tells_efficiency_and_step_of_a_ring(op):
+    start = preset("dgx-a100", nodes=4)
+    truth = start.network.model_copy(update={"efficiency": 0.9, "ring_step_s": 40e-6})
+    few, many = (measured(start.model_copy(update={"nodes": nodes}), op, 2**28, network=truth) for nodes in (4, 16))
+    assert tells_ring_step(few, many)
+    for tables in ((few, many), (many, few)):
+        found, notes = with_ring_step(tables, start)
+        assert (found.nodes, notes) == (16, [])
+        assert found.network.ring_step_s == pytest.approx(40e-6, rel=0.02)
+        assert found.network.efficiency == pytest.approx(0.9, rel=0.02)
+        assert {"network.efficiency", "network.ring_step"} <= found.uncertain.keys()
+
+
+def test_tables_that_differ_in_more_than_the_ranks_of_a_ring_tell_no_step():
+    start = preset("dgx-a100", nodes=4)
+    ring, messages = (measured(start, op, 8, 2**28) for op in ("all_gather", "sendrecv"))
+    inside = measured(preset("dgx-a100", nodes=1), "all_gather", 2**28)
+    assert not tells_ring_step(ring, ring)
+    assert not tells_ring_step(ring, messages)
+    assert not tells_ring_step(ring, inside)
+    many = measured(start.model_copy(update={"nodes": 16}), "all_gather", 2**28)
+    slow = parse_nccl_table(output([(2**28, 10.0)], op="all_gather", nodes=16), name="t.txt")
+    same, notes = with_ring_step((ring, slow), start)
+    assert same == start
+    assert notes == [
+        "network.ring_step stays: no value gives the times of the largest sizes of all_gather and all_gather"
+    ]
+    assert tells_ring_step(ring, many)
+
+
+def test_init_learns_the_step_of_a_ring_from_a_second_table(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    start = preset("dgx-a100", nodes=4)
+    network = start.network.model_copy(update={"ring_step_s": 25e-6})
+    for nodes in (4, 16):
+        truth = start.model_copy(update={"nodes": nodes, "uncertain": {}, "network": network})
+        rows = [(nbytes, simulated_s(truth, "all_gather", nbytes)) for nbytes in (2**12, 2**28)]
+        (tmp_path / f"{nodes}.txt").write_text(output(rows, op="all_gather", nodes=nodes), encoding="utf-8")
+    answer = call(capsys, "init", "--from", "4.txt", "--from", "16.txt", "--cluster", "dgx-a100")
+    assert answer.code == 0, answer.err
+    written = load(tmp_path / "scenario.yaml").cluster
+    assert written.nodes == 16
+    assert written.network.ring_step_s == pytest.approx(25e-6, rel=0.05)
 
 
 def test_init_calibrates_the_links_of_a_new_scenario(tmp_path, capsys, monkeypatch):

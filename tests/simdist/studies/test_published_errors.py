@@ -9,10 +9,12 @@ import pytest
 from simdist import scenario
 from simdist.plan import COLLECTIVES, Backward, Forward, Load
 from simdist.runs.building import build
+from simdist.settings.units import format_nbytes
 from simdist.studies import comparison, draws, measuring
 from simdist.studies.comparison import compare
 from simdist.studies.facets import RANGES
 from simdist.studies.published_errors import Doubt, doubted, doubts_of, link_class, of_published_rows
+from simdist.studies.uncertainty import RING_STEP, quantities
 
 TEXT = """
 cluster: {{preset: {preset}, nodes: {nodes}{more}}}
@@ -271,6 +273,72 @@ def test_compare_names_the_storage_where_it_is_the_largest_cause():
 
     (sentence,) = causes(found, {"sync": shares})
     assert "reading that takes longer than computing): measure MB/s and files/s of the storage" in sentence
+
+
+SHARDED = """
+cluster: {{preset: dgx-a100, nodes: {nodes}{more}}}
+workload:
+  transformer: {{layers: 4, hidden: 1024, heads: 8, vocabulary: 1000, sequence: 128}}
+  batch_size: 1
+  forward: {forward}
+steps: 2
+schedules: [{schedules}]
+"""
+BOTH = "{kind: fsdp}, {kind: hsdp, shard: 8}"
+
+
+def sharded(nodes=8, more="", schedules=BOTH, forward="20 ms"):
+    return scenario.loads(SHARDED.format(nodes=nodes, more=more, schedules=schedules, forward=forward))
+
+
+def open_names(found):
+    return {each.name for each in quantities(found)}
+
+
+@pytest.mark.parametrize(
+    ("more", "schedules", "nodes", "is_open"),
+    [
+        ("", BOTH, 8, True),
+        ("", BOTH, 4, False),
+        ("", "{kind: hsdp, shard: 8}", 8, False),
+        ("", "{kind: sync}", 8, False),
+        (", network: {ring_step: 20 us}", BOTH, 8, False),
+        (", network: {ring_step: 0 us}", BOTH, 8, False),
+        (", uncertain: {}", BOTH, 8, False),
+        (", collectives: {library: gloo}", BOTH, 8, False),
+    ],
+)
+def test_a_ring_step_that_nobody_measured_is_open_where_gathers_span_many_machines(more, schedules, nodes, is_open):
+    assert (RING_STEP in open_names(sharded(nodes, more, schedules))) == is_open
+
+
+def test_the_range_of_a_ring_step_names_the_gather_that_tells_it():
+    (step,) = (each for each in quantities(sharded()) if each.name == RING_STEP)
+    assert step.ends == pytest.approx((0, 80e-6))
+    nbytes = 4 * (12 * 1024**2 + 13 * 1024)  # a block in float32
+    measure = f"measure the time of an all-gather of {format_nbytes(nbytes)} over 64 GPUs, and over half of them"
+    assert step.in_words.endswith(measure)
+
+
+def test_whether_hsdp_is_faster_is_unclear_until_the_step_of_a_ring_is_known():
+    found = compare(sharded(16), baseline="fsdp", n_seeds=1)
+    low, high = found[1].speedup_range
+    assert low < 1.02 < 1.2 < high
+    (said,) = (str(each) for each in found.remarks if str(each).startswith("unclear"))
+    assert said.startswith(
+        "unclear whether hsdp-8 differs from fsdp by 2 % or more: measure the time of an all-gather "
+    )
+    measured = compare(sharded(16, ", network: {ring_step: 60 us}"), baseline="fsdp", n_seeds=1)
+    assert measured[1].speedup_range[0] > 1
+    assert not [each for each in measured.remarks if str(each).startswith("unclear")]
+
+
+def test_the_doubt_grows_with_the_number_of_ranks():
+    widths = []
+    for nodes in (8, 32):
+        base = compare(sharded(nodes, schedules="{kind: fsdp}"), n_seeds=1)[0]
+        widths.append(base.step_s_range[1] - base.step_s)
+    assert widths[1] > 3 * widths[0]
 
 
 def test_a_gpu_of_which_nothing_is_known_has_no_interval_and_says_so():

@@ -162,3 +162,15 @@ def test_remarks_of_a_sweep_are_there_when_it_is_resumed_with_other_schedules(tm
         swept = sweeps.sweep(sweeps.load(sweep), tmp_path / "out", workers=InProcess())
         places.append((swept.n_new, [each.place for each in swept.remarks]))
     assert places == [(2, ["schedules[1]"]), (1, ["schedules[1]"]), (0, ["schedules[0]"])]
+
+
+def test_run_directory_has_the_remarks_of_its_scenario_and_no_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(json.dumps(JOB | {"seed": 3, "schedules": ["local-16"]}))
+    of_scenario = json.loads(call(capsys, "simulate", path, "-o", tmp_path / "run", "--json").out)["remarks"]
+    of_run = json.loads(call(capsys, "simulate", tmp_path / "run", "--json").out)["remarks"]
+    assert {each["place"] for each in of_scenario} == {"seed", "schedules[0]"}
+    assert kinds_texts_places(of_run) == kinds_texts_places(of_scenario)
+    assert kinds_texts_places(sweeps.read_results([tmp_path / "run"]).remarks) == kinds_texts_places(of_scenario)
