@@ -55,6 +55,7 @@ _N_SLOW_PILOTS = 3  # of runs by events, which take far longer
 _MOST_VALUES = 2**21  # delays of all pilots: 16 MiB
 _MOST_DRAWN_AT_ONCE = 2**20
 _FIRST_PILOT = 2**40  # their seeds are counted from here
+_N_PILOT_SEEDS = 2**63
 _PLACES = 2**64 - 2  # second word of the key that places are drawn with
 _FAR_LONGER = 1000.0  # than other delays: what a tail without a variance costs is what its longest delays cost
 _RULE_OF_THREE = 3.0
@@ -205,11 +206,11 @@ def cost_of_delay(scenario: Scenario, built: Built, known: KnownDelays) -> CostO
     extra_s = long_delay_s(known.disturbance, known.n_expected)
     if share_of_largest(known.disturbance) is not None:
         extra_s *= _FAR_LONGER
-    piloted = _piloted(scenario, replace(built, actors=()), known, extra_s)
+    piloted, added_s = _piloted(scenario, replace(built, actors=()), known, extra_s)
 
     def cost(of_pilots: NDArray[np.float64]) -> float:
         without, with_one = np.split(of_pilots, 2)
-        return float((with_one - without).mean()) / extra_s
+        return float((with_one - without).mean()) / added_s
 
     states_s = {state: cost(seconds) for state, seconds in piloted.states_s.items()}
     return CostOfDelay(cost(piloted.step_s), states_s, len(piloted.step_s) // 2)
@@ -226,30 +227,41 @@ def corrected_by(known: KnownDelays, cost: CostOfDelay, measured: ScheduleTimes,
     return replace(measured, step_s=step_s, states_s=states_s, uncorrected=measured.as_simulated, unseen_s=unseen_s)
 
 
-def _piloted(scenario: Scenario, built: Built, known: KnownDelays, extra_s: float) -> ScheduleTimes:
-    """Return the times of pilot runs, then of the same with one delay more; as many with every engine."""
+def _piloted(scenario: Scenario, built: Built, known: KnownDelays, extra_s: float) -> tuple[ScheduleTimes, float]:
+    """Return the times of pilot runs, then of the same with one delay more, and the latter's mean seconds.
+
+    There are as many runs with every engine.
+    """
     n_values = scenario.steps * scenario.workload.micro_batches * scenario.cluster.world_size
     most = max(1, _MOST_VALUES // (2 * n_values))
     try:
-        pilots = _pilots(scenario, built.plan, known, min(_N_PILOTS, most), extra_s)
-        return measure_delays(scenario, built, pilots, engine="fast")
+        pilots, added_s = _pilots(scenario, built.plan, known, min(_N_PILOTS, most), extra_s)
+        return measure_delays(scenario, built, pilots, engine="fast"), added_s
     except UnsupportedError:
-        pilots = _pilots(scenario, built.plan, known, min(_N_SLOW_PILOTS, most), extra_s)
-        return measure_delays(scenario, built, pilots)
+        pilots, added_s = _pilots(scenario, built.plan, known, min(_N_SLOW_PILOTS, most), extra_s)
+        return measure_delays(scenario, built, pilots), added_s
 
 
-def _pilots(scenario: Scenario, plan: Plan, known: KnownDelays, n: int, extra_s: float) -> SeedDelays:
-    """Return the delays of pilot runs, and then those of the same runs, each with one delay more at a random place."""
-    first = _FIRST_PILOT + n * scenario.seed
+def _pilots(scenario: Scenario, plan: Plan, known: KnownDelays, n: int, extra_s: float) -> tuple[SeedDelays, float]:
+    """Return the delays of pilot runs, then of the same with one delay more at a random place, and its mean seconds.
+
+    It lasts for as many steps as delays last in the mean, or to the end of the run.
+    """
+    first = (_FIRST_PILOT + n * scenario.seed) % _N_PILOT_SEEDS
     without: Delays = delay_sampler(scenario, range(first, first + n)).take(plan.n_steps)
     delays = {channel: np.concatenate([each, each]) for channel, each in without.items()}
     of_channel = delays[known.disturbance.on]
     words = Philox(key=np.array([scenario.seed, _PLACES], dtype=np.uint64)).random_raw(3 * n).reshape(n, 3)
     ranks = known.disturbance.selected(scenario.cluster.world_size, scenario.cluster.gpus_per_node)
+    n_late = max(1, round(known.expected.late_steps / known.expected.delays))
+    added_s = 0.0
     for pilot, (step, part, rank) in enumerate(words.tolist(), start=n):
-        place = (step % plan.n_steps, part % of_channel.shape[2], ranks[rank % len(ranks)])
+        begin = step % plan.n_steps
+        steps = slice(begin, begin + n_late)
+        place = (steps, part % of_channel.shape[2], ranks[rank % len(ranks)])
         of_channel[(pilot, *(place if of_channel.ndim == 4 else place[::2]))] += extra_s
-    return SeedDelays.of(delays)
+        added_s += extra_s * (min(begin + n_late, plan.n_steps) - begin) / n
+    return SeedDelays.of(delays), added_s
 
 
 def _unseen_s(scenario: Scenario, channels: set[Channel], n_seeds: int) -> float:
