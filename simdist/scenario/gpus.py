@@ -8,12 +8,12 @@ Generation: TypeAlias = Literal["pascal", "volta", "ampere", "hopper", "mi250x",
 
 _SINCE: tuple[tuple[float, Generation], ...] = ((9.0, "hopper"), (8.0, "ampere"), (7.0, "volta"), (0.0, "pascal"))
 _NAMES: tuple[tuple[Generation, str], ...] = (
-    ("mi250x", "MI250X?|MI210"),
-    ("mi300x", "MI300[XA]?|MI325X?"),
-    ("hopper", "G?H[128]00|GH200|H20|G?B[123]00"),
-    ("ampere", "A[18]00|A[123]0G?|A40|A[4-6]000|RTX A[4-6]000|L4|L40S?|(RTX )?[34]0[6-9]0( Ti)?"),
-    ("volta", "V100|T4|TITAN (V|RTX)|QUADRO RTX [4-8]000|(RTX )?20[6-8]0( Ti)?"),
-    ("pascal", "K[248]0m?|M40|M60|P4|P40|P100|P10[26]-100|TITAN X[Pp]?|(GTX )?(9[78]0|10[6-8]0)( Ti)?"),
+    ("mi250x", "MI250X?|MI210|MI100|MI[56]0"),
+    ("mi300x", "MI300[XA]?|MI325X?|MI35[05]X?"),
+    ("hopper", "G?H[128]00|GH200|H20|G?B[123]00|RTX 50[5-9]0( Ti)?|RTX PRO [456]000"),
+    ("ampere", "A[18]00|A[123]0G?|A16|A2|A40|A[4-6]000|RTX A[4-6]000|L4|L20|L40S?|(RTX )?[34]0[6-9]0( Ti)?"),
+    ("volta", "V100S?|T4G?|TITAN (V|RTX)|QUADRO RTX [4-8]000|(RTX )?20[6-8]0( Ti)?"),
+    ("pascal", "K[1248]0[cmx]?|M40|M60|P4|P40|P100|P10[26]-100|TITAN X[Pp]?|(GTX )?(9[78]0|10[6-8]0)( Ti)?"),
 )
 
 
