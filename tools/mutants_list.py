@@ -1058,8 +1058,8 @@ _COST = (
         "cost",
         "the last samples are decoded on cores that are not there",
         _LOADS,
-        "n_at_once = min(dataset.decoders, self._cores_per_rank)",
-        "n_at_once = dataset.decoders",
+        "0.0 if dataset.workers else min(dataset.decoders, self._cores_per_rank)",
+        "0.0 if dataset.workers else dataset.decoders",
         _TEST_LOADS,
     ),
     Mutant(
@@ -1229,8 +1229,8 @@ _SCHEDULES = (
         "schedules",
         "a batch is loaded one step too far ahead",
         _SCHEDULES_AT + "parts.py",
-        "range(step + depth - 1, step + depth)",
-        "range(step + depth, step + depth + 1)",
+        "n_ahead = path.prefetch if path.workers else path.prefetch - 1",
+        "n_ahead = path.prefetch",
         _TEST_SCHEDULES,
     ),
     Mutant(
