@@ -74,7 +74,7 @@ def _launch(chosen: Study, nodes: list[network.Node], shape: Shape, command: lis
 def calibrate(chosen: Study, shape: Shape, folder: Path, *, tiny: bool) -> Cluster:
     """Measure the links of a shape, with collectives only."""
     path = folder / "cluster.yaml"
-    budget = ["--budget", "2 s", "--max-size", "4 MB"] if tiny else ["--budget", "40 s", "--max-size", "16 MB"]
+    budget = ["--budget", "4 s", "--max-size", "8 MB"] if tiny else ["--budget", "40 s", "--max-size", "16 MB"]
     command = [
         "-m",
         "real.calibrate",
