@@ -64,7 +64,7 @@ figure
 # **Result.** Meeting seldom pays against transient stragglers and slow links. It does not pay against a persistent
 # straggler, nor against bursts that last longer than a period. Backup workers with servers are slowest on this network
 # under every straggler. With a ring they are faster than synchronous SGD under transient stragglers, and on 128 GPUs
-# also under bursts, where no other schedule gains as much.
+# also under bursts, where only DiLoCo gains as much.
 
 # %% [markdown]
 # ## The rule apart from its transport
@@ -124,6 +124,7 @@ figure
 
 # %%
 under_bursts = {schedule: found.speedup for schedule, found in rows["bursts"][largest].items()}
-assert max(under_bursts, key=under_bursts.__getitem__) == "backup-ring"
+fastest = sorted(under_bursts, key=under_bursts.__getitem__)[-2:]
+assert sorted(fastest) == ["backup-ring", "diloco-64-workernode"]
 assert all(rows["transient"][size]["backup-ring"].speedup > 1 for size in sizes)
 print(f"> on {largest} GPUs also under bursts")

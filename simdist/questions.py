@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from simdist.studies.comparison import Comparison
     from simdist.studies.enough_seeds import EnoughSeeds
     from simdist.studies.facets import Facet
-    from simdist.studies.measuring import Progress, ScheduleTimes
+    from simdist.studies.measuring import ScheduleTimes
     from simdist.studies.validated_run import ValidatedRun
     from simdist.sweeps.definition import Sweep
     from simdist.sweeps.driver import Swept
@@ -44,7 +44,7 @@ def compare(  # noqa: PLR0913 (one for each option)
     baseline: str | None = None,
     n_seeds: "int | Literal['auto'] | EnoughSeeds" = 20,
     engine: "Engine" = "auto",
-    progress: "Progress | None" = None,
+    progress: Callable[[str, int, int], None] | None = None,
     measured: "list[ScheduleTimes] | None" = None,
     actors: "Sequence[Actor]" = (),
     facets: "Sequence[Facet[Any]] | None" = None,
