@@ -25,7 +25,6 @@ from simdist.scenario.scenario import AnyScenario, Host, Scenario, load
 from simdist.scenario.workload import Workload
 from simdist.schedules import InputPath, Job, Schedule
 from simdist.schedules.job import Shape
-from simdist.schedules.sharded import ShardedSchedule
 from simdist.schedules.sync import Sync
 from simdist.settings.base import plural, unchecked_copy
 from simdist.traces.trace import Trace
@@ -304,6 +303,8 @@ def _ranks_of_rate(scenario: Scenario, disturbance: Interference) -> Cluster:
 
 def _measured_schedule(scenario: Scenario, cluster: Cluster) -> Schedule:
     """Return the schedule under which these ranks reached a rate: the first that keeps all equal in each step."""
+    from simdist.schedules.sharded import ShardedSchedule
+
     every_step = (each for each in scenario.schedules if isinstance(each, Sync | ShardedSchedule))
     found: Schedule = next((each for each in every_step if getattr(each, "between", None) is None), Sync())
     problems = found.problems(Shape(cluster.world_size, cluster.gpus_per_node))
