@@ -17,6 +17,7 @@ from simdist.engines.choose import Engine
 from simdist.errors import ScenarioError, naming
 from simdist.plan.delays import Draw
 from simdist.runs.building import Built, build, in_steps
+from simdist.scenario.sampling import run_seeds
 from simdist.scenario.scenario import AnyScenario, Scenario, load
 from simdist.schedules import Schedule
 from simdist.settings.base import plural
@@ -226,16 +227,17 @@ class Comparison(list[Row]):
 
         runs = [each.as_simulated for each in self.measured]
         base = runs[[each.label for each in runs].index(self.baseline)]
+        seeds = run_seeds(self.scenario.seed, len(base.step_s))
         return frame_of_records(
             {
                 "schedule": each.label,
-                "seed": self.scenario.seed + number,
+                "seed": seed,
                 "step_s": step_s,
                 "speedup": base.step_s[number] / step_s,
                 **{f"{state}_s": seconds[number] for state, seconds in each.states_s.items()},
             }
             for each in runs
-            for number, step_s in enumerate(each.step_s)
+            for number, (seed, step_s) in enumerate(zip(seeds, each.step_s, strict=True))
         )
 
     def plot(self) -> "Figure":
@@ -271,7 +273,7 @@ def compare(  # noqa: PLR0913 (one for each option)
     Args:
         scenario: The scenario to simulate, or what `simdist.scenario.load` takes for one.
         baseline: Label or kind of the schedule that the others are compared with; see `default_baseline`.
-        n_seeds: Seeds, counted up from the scenario's.
+        n_seeds: Number of seeds, see `simdist.scenario.sampling.run_seeds`.
         engine: `auto` takes the fast engine wherever it is exact.
         progress: See `Progress`.
         measured: The times of each schedule are appended when they are there, before the next one begins. After Ctrl-C,
