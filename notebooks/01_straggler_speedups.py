@@ -115,7 +115,7 @@ figure
 # *Figure 2. Speed-up over synchronous SGD, simulated and published. Error bars: 95 % confidence over 20 seeds of 1000
 # steps. The published values are single runs, which scatter by about 2 %.*
 #
-# **Result.** Both ends of every published range are met within 6 %, and they lie between local SGD with periods 2 and
+# **Result.** Both ends of every published range are met within 7 %, and they lie between local SGD with periods 2 and
 # 8, as published.
 
 # %%
