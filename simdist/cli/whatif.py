@@ -20,7 +20,7 @@ from simdist.studies.comparison import find_label
 from simdist.studies.imported_facts import not_compared
 from simdist.studies.loading import loading_cost, no_data
 from simdist.studies.proposals import few_schedules
-from simdist.studies.remarks import Remark, of_inputs, remarks_on_run
+from simdist.studies.remarks import Remark, of_inputs, remarks_of
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import first_steps
 
@@ -159,7 +159,7 @@ def _from_directory(session: common.CliSession, name: str, options: WhatifOption
     if file.name == run_directory.REAL:
         run = run_directory.as_measured(run, trace)
     trace, unfinished = _finished(file, trace)
-    remarks = (*remarks_on_run(run.scenario), *unfinished)
+    remarks = (*remarks_of(run.scenario), *unfinished)
     session.remark(str(run.path), of_inputs(remarks))
     baseline = run.scenario.schedules[0]
     others = {each.scenario.schedules[0].name: each.scenario.schedules[0] for each in runs}

@@ -126,12 +126,13 @@ def test_remarks_are_the_same_in_every_door(case: str, tmp_path: Path, capsys: p
         )
         assert f"{each}." in notebook
         assert str(each) in repr(rows)
-    sweep = {"scenario": scenario, "vary": {"steps": [scenario["steps"]]}, "seeds": 2}
-    swept = sweeps.sweep(sweeps.load(sweep), tmp_path / "out", workers=InProcess())
-    table = sweeps.read_results([tmp_path / "out"])
-    assert kinds_texts_places(table.remarks) == wanted
-    assert set(swept.remarks) <= set(table.remarks)
-    assert kinds_texts_places(table.frame().attrs["remarks"]) == wanted
+    for base in (simdist.load(scenario), scenario):
+        sweep = {"scenario": base, "vary": {"steps": [scenario["steps"]]}, "seeds": 2}
+        swept = sweeps.sweep(sweeps.load(sweep), tmp_path / "out", workers=InProcess())
+        table = sweeps.read_results([tmp_path / "out"])
+        assert kinds_texts_places(table.remarks) == wanted
+        assert set(swept.remarks) <= set(table.remarks)
+        assert kinds_texts_places(table.frame().attrs["remarks"]) == wanted
     pages = (
         html.unescape(sweep_page(read_sweep_report(tmp_path / "out", baseline=None))),
         html.unescape(table._repr_html_()),
