@@ -10,7 +10,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from simdist.errors import ScenarioError, TraceError
+from simdist.errors import ScenarioError, SimdistError
 from simdist.scenario import AnyScenario, load
 from simdist.settings.base import plain
 from simdist.settings.units import parse_fraction, parse_nbytes, parse_whole
@@ -311,20 +311,22 @@ def import_traces(
         n_workers: Processes that read traces. None: one for each core.
 
     Returns:
-        The job. `scenario` of it is the scenario; `simdist.profiles.write_scenario` writes its files.
+        The job, without traces that cannot be read, which its remarks name. `scenario` of it is the scenario;
+        `simdist.profiles.write_scenario` writes its files.
 
     Raises:
-        TraceError: A trace cannot be read, or the traces make no scenario.
+        TraceError: No trace can be read, or they make no scenario.
     """
-    from simdist.profiles import find_traces, import_job, profile_all
+    from simdist.profiles import find_traces, import_job, profile_all, readable
     from simdist.studies.remarks import warn_of
 
-    read = []
-    for each in profile_all(find_traces([str(trace) for trace in traces]), n_workers=n_workers):
-        if isinstance(each, TraceError):
-            raise each
-        read.append(each)
-    imported = import_job(read, name=name, options=options)
+    outcomes = profile_all(find_traces([str(trace) for trace in traces]), n_workers=n_workers)
+    profiles, left_out = readable(outcomes)
+    try:
+        imported = import_job(profiles, name=name, options=options, left_out=left_out)
+    except SimdistError:
+        warn_of(name, left_out)
+        raise
     warn_of(name, imported.remarks)
     return imported
 
