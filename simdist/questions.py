@@ -118,11 +118,11 @@ def simulate(
         RunError: An actor failed, or the simulation is deadlocked.
     """
     from simdist.runs import building
-    from simdist.studies import remarks
+    from simdist.studies import known_delays, remarks
 
     found = load(scenario)
     trace = building.simulate(found, label=label, engine=engine, actors=actors, observers=observers)
-    remarks.warn_of(found.name, remarks.remarks_of(found))
+    remarks.warn_of(found.name, known_delays.remarks_on_run(found))
     return trace
 
 
@@ -271,7 +271,7 @@ def sweep(
     """
     from simdist.jobs import InProcess, LocalPool
     from simdist.machine import n_cores
-    from simdist.studies.remarks import warn_of
+    from simdist.studies.remarks import of_table, warn_of
     from simdist.sweeps import driver, reading
 
     wanted = reading.load(what) if isinstance(what, str | Path | Mapping) else what
@@ -280,7 +280,7 @@ def sweep(
     else:
         with LocalPool(n_workers or n_cores()) as pool:
             swept = driver.sweep(wanted, folder, workers=pool)
-    warn_of(swept.name, swept.remarks)
+    warn_of(swept.name, of_table(swept.remarks, swept.n_points))
     return swept
 
 
@@ -294,9 +294,12 @@ def results(*folders: str | Path, baseline: str | None = None) -> "Table":
     Raises:
         ScenarioError: See `simdist.sweeps.results.read_results`.
     """
+    from simdist.studies.remarks import warn_of
     from simdist.sweeps.results import read_results
 
-    return read_results(folders, baseline=baseline)
+    table = read_results(folders, baseline=baseline)
+    warn_of("results", table.shown_remarks)
+    return table
 
 
 def import_traces(
@@ -344,6 +347,9 @@ def validate(run: str | Path, *, cluster: str | Path | None = None) -> "Validate
     """
     from simdist.runs import run_directory
     from simdist.runs.calibrated import Calibrated
+    from simdist.studies.remarks import warn_of
     from simdist.studies.validated_run import validate_run
 
-    return validate_run(run_directory.read(Path(run)), Calibrated.read(Path(cluster)) if cluster else None)
+    found = validate_run(run_directory.read(Path(run)), Calibrated.read(Path(cluster)) if cluster else None)
+    warn_of(str(run), found.remarks)
+    return found

@@ -90,8 +90,6 @@ def _show_loading(session: common.CliSession, name: str, schedule: str | None, *
 
             with naming(name):
                 cost = loading_cost(source, turns_knobs=turns_knobs, bandwidth=bandwidth, progress=progress)
-            if cost.remark:
-                session.say(f"warning: {cost.remark}")
             found.append(cost)
     document = {"scenario": name, "rows": [each.document() for each in found]}
     session.result(document, "\n\n\n".join(each.text() for each in found))

@@ -25,9 +25,9 @@ from simdist.studies import facets
 from simdist.studies.comparison import default_baseline
 from simdist.studies.epochs import find_epochs
 from simdist.studies.facets import Simulated
-from simdist.studies.known_delays import Chances
+from simdist.studies.known_delays import Chances, remarks_on_run
 from simdist.studies.measuring import ScheduleTimes, times_of
-from simdist.studies.remarks import Remark, remarks_of
+from simdist.studies.remarks import Remark
 from simdist.sweeps.definition import Point, Sweep
 from simdist.sweeps.fields import Choice, differing, fields_of, schedule_fields_of
 from simdist.sweeps.table import (
@@ -252,7 +252,7 @@ def _read(folder: Path, path: Path) -> _RunRows:
     row = replace(row, schedule=schedule.name, kind=schedule.kind)
     results = [_measured(replace(row, source=source), path / file, run.plan) for source, file in _TRACES]
     there = _with_error_ratio([each for each in results if each])
-    of_scenario = remarks_of(run.scenario)
+    of_scenario = remarks_on_run(run.scenario)
     return _RunRows(point, there, fields_of(run.scenario), schedule_fields_of(schedule), of_scenario)
 
 

@@ -20,7 +20,7 @@ from simdist.runs.run_directory import RunDirectory
 from simdist.studies.comparison import find_label
 from simdist.studies.draws import with_draws
 from simdist.studies.held import find_held, with_links
-from simdist.studies.remarks import remarks_of
+from simdist.studies.known_delays import remarks_on_run
 from simdist.studies.validation import finished_steps, validate
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import first_steps
@@ -123,7 +123,7 @@ def _reported(run: RunDirectory, label: str, calibrated: Calibrated | None) -> R
         notes += more
     validation = validate(real, simulated, run.delays, costs) if real and simulated else None
     report = run_directory.read_real_report(run.path, real) if real else None
-    notes += [f"{each}." for each in remarks_of(run.scenario)]
+    notes += [f"{each}." for each in remarks_on_run(run.scenario)]
     machines = _machines_text(report) if report else ""
     return ReportedRun(label, run, executions, validation, machines, simulated_now, tuple(notes))
 
