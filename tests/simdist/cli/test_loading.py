@@ -23,7 +23,8 @@ from simdist.studies.facets import EPOCHS
 from simdist.traces.reads import Reads, expected
 from simdist.traces.trace import Trace
 
-DATA = f"""{edited(("  network: {latency: 25 us, bandwidth: 10 Gbit/s}", "  network: {latency: 25 us, bandwidth: 10 Gbit/s, efficiency: 1}"), text=DATA_SCENARIO)}\
+STATED = edited(("bandwidth: 10 Gbit/s}", "bandwidth: 10 Gbit/s, efficiency: 1}"), text=DATA_SCENARIO)
+DATA = f"""{STATED}\
 schedules:
   - {{kind: sync}}
   - {{kind: sync, input: {{policy: files}}}}
