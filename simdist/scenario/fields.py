@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_orig
 from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 
 from simdist.scenario import strict_yaml
-from simdist.scenario.presets import BASES
-from simdist.scenario.strict_yaml import Path, path_text
+from simdist.scenario.strict_yaml import BASES, Path, path_text
 from simdist.settings.base import (
     IS_NOW,
     FromFile,
@@ -30,7 +29,7 @@ from simdist.settings.units import SI, Unit
 _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+|\[\d+\])*", re.ASCII)
 _PARTS = re.compile(r"\w+", re.ASCII)
 _MAX_DIGITS = 9  # of an index
-#: Parts of a scenario that may be just a name, and the keys under which they name what they begin with.
+#: Parts of a scenario that may be just a name.
 BASED = ("cluster", "workload")
 
 _STANDING_FOR_OTHERS = {  # keys that are read before the settings are

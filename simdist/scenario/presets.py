@@ -7,13 +7,11 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from simdist.errors import ScenarioError
 from simdist.scenario.loading import Part, read_part
+from simdist.scenario.strict_yaml import BASES
 from simdist.scenario.workload import TIMES, unmeasured
 from simdist.settings.base import Settings, SettingsGroup, nearest, refuse, shown, stated
 
 PresetKind: TypeAlias = Literal["clusters", "workloads", "scenarios"]
-
-#: Keys beside which other keys override what they stand for.
-BASES = ("preset", "file", "base")
 
 # Keys that say the same in two ways, or that belong to a measurement: one written over a preset replaces the others.
 _RIVALS = {

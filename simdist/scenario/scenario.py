@@ -27,7 +27,7 @@ from simdist.scenario.effects import WITHOUT_DATA, EffectSource, Uses
 from simdist.scenario.facts import Imported
 from simdist.scenario.links import FLOW_KINDS, LINK_KINDS, LinkDisturbance, TrafficPattern
 from simdist.scenario.loading import SettingsT, in_full, read_text, validated
-from simdist.scenario.strict_yaml import path_text
+from simdist.scenario.strict_yaml import BASES, path_text
 from simdist.scenario.uncertain import Range, check_ranges
 from simdist.scenario.workload import Workload, other_batch_fault
 from simdist.schedules import KINDS as SCHEDULE_KINDS
@@ -169,7 +169,7 @@ def _forget_base(settings: SettingsT, value: object) -> SettingsT:
     """Count as written only what the user wrote, not what a preset or another file says."""
     if isinstance(value, str):
         value = {"preset": value}
-    if isinstance(value, dict) and any(key in value for key in presets.BASES):
+    if isinstance(value, dict) and any(key in value for key in BASES):
         _forget_others(settings, value)
     return settings
 
