@@ -81,7 +81,7 @@ class Lifetimes:
         self._bodies = [_lives(body, self._names) for body in plan.bodies]
         self._lives: dict[str, _Life] = {}  # of the buffers that have memory
         self._over: set[str] = set()  # those whose life has ended
-        self._order = _Order(plan)
+        self._order = _Precedence(plan)
         self._upcoming = _Upcoming(plan, first_step)
         self._let_wait = let_wait
         self._changing = threading.Lock()
@@ -167,7 +167,7 @@ class Lifetimes:
 
 
 @final
-class _Order:
+class _Precedence:
     """Which instances the next work of a stream comes after, by the waits of the plan.
 
     A stream runs its instances in order, so the last one of each stream that other work comes after says all (vector
@@ -221,7 +221,7 @@ class _Upcoming:
 
     def __init__(self, plan: Plan, first_step: int) -> None:
         self._n_ahead = _n_of_two_steps(plan)
-        self._order = _Order(plan)
+        self._order = _Precedence(plan)
         self._walk = walk(plan, first_step)
         self._reached = -1
         self._found: defaultdict[str, deque[tuple[int, Mapping[str, int]]]] = defaultdict(

@@ -49,7 +49,7 @@ class RunReport:
         clock_ahead_s, clock_uncertainty_s: Lead of each rank's clock over rank 0's, and its uncertainty: at the start,
             at the end.
         buffers_nbytes: Peak bytes of the plan's buffers on each rank.
-        allocated_nbytes: Peak bytes of all tensors on each rank's GPU (`torch.cuda.max_memory_allocated`). None on
+        allocated_nbytes: Peak bytes of all tensors on each rank's GPU (`torch.cuda.max_memory_allocated`). Null on
             CPUs.
         tracing_s, tracing_share: Time of a rank for recording times, and its share of the makespan.
         reads: With a data set: "Sums of what was read".
