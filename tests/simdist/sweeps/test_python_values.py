@@ -1,5 +1,6 @@
 """Values from Python mean the same in every door: `load`, `changed`, the scenario of a sweep, its values and cases."""
 
+import tempfile
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +15,7 @@ from simdist.errors import ScenarioError
 from simdist.scenario import Scenario
 from simdist.schedules import LocalSGD, Sync
 from simdist.settings.base import FromFile
-from simdist.sweeps import load
+from simdist.sweeps import InProcess, load, read_results, sweep
 
 NETWORK = {"latency": "25 us", "bandwidth": "25 Gbit/s", "efficiency": 0.8}
 RARE = {"kind": "transient", "probability": 0.01, "delay": "1 s"}
@@ -165,3 +166,23 @@ def test_function_that_fails_is_refused_with_its_error() -> None:
     failing = simdist.load(JOB | {"disturbances": [{"kind": "drawn", "quantile": lambda u: u.no_such_attribute}]})
     with pytest.raises(ScenarioError, match="quantile fails: AttributeError"):
         simdist.compare(failing, n_seeds=1)
+
+
+def test_arrays_of_a_sweep_are_kept_in_its_folder(tmp_path: Path) -> None:
+    tables = [np.zeros((8, 4)), np.full((8, 4), 0.05)]
+    base = JOB | {"disturbances": [{"kind": "recorded", "file": tables[0]}]}
+    files = "disturbances[0].file"
+    lists = [[{"kind": "recorded", "file": each}] for each in tables]
+    for folder, vary in (("files", {files: tables}), ("lists", {"disturbances": lists})):
+        sweep(load({"scenario": base, "vary": vary, "seeds": 1}), tmp_path / folder, workers=InProcess())
+        kept = sorted((tmp_path / folder / "arrays").iterdir())
+        assert sorted(np.load(each)["recording"].mean() for each in kept) == pytest.approx([0.0, 0.05])
+        design = (tmp_path / folder / "design.jsonl").read_text()
+        assert tempfile.gettempdir() + "/simdist-arrays" not in design
+        assert all(f"arrays/{each.name}" in design for each in kept)
+    found = read_results([tmp_path / "files"]).frame()
+    assert set(found[files]) == {f"arrays/{each.name}" for each in kept}
+    assert found.groupby(files, sort=False).step_s.first().diff().iloc[-1] == pytest.approx(0.05, rel=0.01)
+    copied = [str(tmp_path / "files" / each) for each in dict.fromkeys(found[files])]
+    resumed = load({"scenario": base, "vary": {files: copied}, "seeds": 1})
+    assert sweep(resumed, tmp_path / "files", workers=InProcess()).n_new == 0
