@@ -3,12 +3,15 @@
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from pydantic import ValidationError
 
 import simdist
 from simdist.errors import ScenarioError
@@ -109,6 +112,51 @@ SAME: dict[str, tuple[list[tuple[str, object]], Callable[[Scenario], object]]] =
         lambda found: found.schedules,
     ),
 }
+
+
+#: Values that can be read once, or have more than one form: how they are made, and what is the same.
+ONCE: dict[str, tuple[str, Callable[[], object], object]] = {
+    "generator of schedules": ("schedules", lambda: (each for each in ("sync", "local-8")), ["sync", "local-8"]),
+    "set of ranks": ("disturbances[0].ranks", lambda: {2, 0}, [0, 2]),
+    "map of ranks": ("disturbances[0].ranks", lambda: map(int, "02"), [0, 2]),
+    "decimal": ("disturbances[0].delay_s", lambda: Decimal("0.25"), "250 ms"),
+    "fraction": ("disturbances[0].probability", lambda: Fraction(1, 4), 0.25),
+    "whole decimal": ("steps", lambda: Decimal(8), 8),
+    "generator of delays": (
+        "disturbances",
+        lambda: [{"kind": "drawn", "values": (each / 10 for each in range(3))}],
+        [{"kind": "drawn", "values": [0.0, 0.1, 0.2]}],
+    ),
+    "durations": (
+        "disturbances",
+        lambda: [{"kind": "recorded", "file": pd.DataFrame(np.full((8, 4), pd.Timedelta("50 ms")))}],
+        [{"kind": "recorded", "file": np.full((8, 4), 0.05)}],
+    ),
+    "array of durations": (
+        "disturbances",
+        lambda: [{"kind": "recorded", "file": np.full((8, 4), np.timedelta64(50, "ms"))}],
+        [{"kind": "recorded", "file": np.full((8, 4), 0.05)}],
+    ),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("case", ONCE)
+def test_values_of_other_types_mean_the_same_in_every_door(case: str, door: str) -> None:
+    path, value, same = ONCE[case]
+    of_values, of_same = (DOORS[door](path, each) for each in (value(), same))
+    assert (of_values.schedules, of_values.disturbances) == (of_same.schedules, of_same.disturbances)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    "table",
+    [np.full((8, 4), True), np.full((8, 4), 1j), np.ma.masked_less(np.eye(8, 4), 0.5)],
+    ids=["truth values", "complex numbers", "masked"],
+)
+def test_recording_of_other_than_seconds_is_refused(table: object, door: str) -> None:
+    with pytest.raises((ScenarioError, ValidationError), match=r"is not a recording|nan at step 0, rank 1"):
+        DOORS[door]("disturbances", [{"kind": "recorded", "file": table}])
 
 
 @pytest.mark.parametrize("door", DOORS)
