@@ -67,8 +67,8 @@ _NEAR = 4  # sizes that the range of a number is told by, as a factor on the siz
 _LEAST_OFF = 0.01  # least distance of the ends of a range from the value, as a share
 _OVERHEAD = "collectives.overhead"
 _QUEUED = (
-    "calls of nccl-tests are queued, so the table does not tell the host's time per call: if a program in PyTorch waits "
-    "for each result, add 20 to 30 us to collectives.overhead"
+    "calls of nccl-tests are queued, so the table does not tell the host's time per call: if a program in PyTorch "
+    "waits for each result, add 20 to 30 us to collectives.overhead"
 )
 _MOST_OFF = 0.5
 _USUAL_OVERHEAD_S = 2.5e-6  # of a collective, as in the presets: kernels back to back
