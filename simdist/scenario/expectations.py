@@ -14,13 +14,16 @@ not met such delays say little about the mean. The numbers above say it all the 
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simdist.scenario import disturbances as kinds
 from simdist.scenario.disturbances import Disturbance
 from simdist.scenario.portable import exp, normal_quantile
-from simdist.scenario.quantiles import delay_sizes
+
+if TYPE_CHECKING:
+    from simdist.scenario.quantiles import DelaySizes
 
 # With more delays, sums over runs are near a normal distribution. Where runs seldom have two, differences between
 # schedules come from delays that meet, which are far rarer.
@@ -69,7 +72,7 @@ def expected_delays(disturbance: Disturbance, *, n_steps: int, n_ranks: int) -> 
         case kinds.Jitter(median_s=median_s, sigma=sigma):
             return _independent(n, 1.0, median_s * math.exp(sigma**2 / 2))
         case kinds.Drawn():
-            sizes = delay_sizes(disturbance)
+            sizes = _sizes(disturbance)
             if sizes is None:
                 return None
             return _independent(n, sizes.share, sizes.mean_s if sizes.tail_shape > 1 else math.inf)
@@ -87,6 +90,12 @@ def expected_delays(disturbance: Disturbance, *, n_steps: int, n_ranks: int) -> 
 def _independent(n: int, probability: float, mean_s: float) -> ExpectedDelays:
     n_late = n * probability
     return ExpectedDelays(n_late, n_late, n_late * mean_s if n_late else 0.0)
+
+
+def _sizes(drawn: kinds.Drawn) -> "DelaySizes | None":
+    from simdist.scenario.quantiles import delay_sizes  # few scenarios need it
+
+    return delay_sizes(drawn)
 
 
 def _not_covered(pauses: kinds.Pauses) -> tuple[float, float]:
@@ -127,7 +136,7 @@ def is_heavy(disturbance: Disturbance) -> bool:
         case kinds.Jitter(sigma=sigma):
             return sigma >= _HEAVY_SIGMA
         case kinds.Drawn():
-            sizes = delay_sizes(disturbance)
+            sizes = _sizes(disturbance)
             return sizes is not None and (sizes.kurtosis > _HEAVY_KURTOSIS or sizes.tail_shape <= _HEAVY_SHAPE)
         case _:
             return False
@@ -146,7 +155,7 @@ def long_delay_s(disturbance: Disturbance, n_delays: float) -> float:
         case kinds.Jitter(median_s=median_s, sigma=sigma):
             return median_s * float(exp(sigma * normal_quantile(np.array([1 - share])))[0])
         case kinds.Drawn():
-            sizes = delay_sizes(disturbance)
+            sizes = _sizes(disturbance)
             assert sizes is not None, "something is expected of it"
             return sizes.mean_s if disturbance.quantile is None else sizes.exceeded_by(share)
         case _:
@@ -163,7 +172,7 @@ def share_of_largest(disturbance: Disturbance) -> float | None:
         if disturbance.shape > _LEAST_WITH_VARIANCE:
             return None
         return 1.0 if disturbance.shape <= 1 else float(_LARGEST_SHARE ** (1 - 1 / disturbance.shape))
-    if isinstance(disturbance, kinds.Drawn) and (sizes := delay_sizes(disturbance)):
+    if isinstance(disturbance, kinds.Drawn) and (sizes := _sizes(disturbance)):
         if sizes.tail_shape > _LEAST_WITH_VARIANCE:
             return None
         return 1.0 if sizes.tail_shape <= 1 else sizes.carried_by(_LARGEST_SHARE)
