@@ -231,11 +231,10 @@ def remarks_on_learning(found: Sequence[Learned], base: Learned, target: Target 
     if target:
         yield from _about_target(found, base, target)
     losses = base.values(TRAINING_LOSS)
+    yield from chance_remarks(chances_of(base.timed.scenario, n_seeds), [each.timed.times for each in found])
     if n_seeds == 1:
         yield Remark("accuracy", "one seed does not tell how much is chance: write --seeds 5 or more")
-    else:
-        yield from chance_remarks(chances_of(base.timed.scenario, n_seeds), [each.timed.times for each in found])
-    if n_seeds > 1 and np.array_equal(losses, losses[[0] * n_seeds], equal_nan=True):
+    elif np.array_equal(losses, losses[[0] * n_seeds], equal_nan=True):
         alike = "all seeds learn the same, so intervals lack its chance: let the task's `make` or `batch` take `seed`"
         yield Remark("accuracy", alike)
     if apart and metric.model == "training":
