@@ -128,7 +128,8 @@ def learned_row(one: Learned, base: Learned, target: Target | None) -> dict[str,
     Raises:
         ScenarioError: The task has no such metric.
     """
-    times, base_times = one.timed.times, base.timed.times
+    times = one.timed.times
+    base_times = base.timed.times
     step_s = float(times.step_s.mean())
     speedup = float(base_times.step_s.mean()) / step_s
     furthest = (curve.curvature[int(np.nanargmax(curve.drift))] for curve in one.curves)

@@ -106,7 +106,8 @@ def _points(function: _Function) -> tuple[_Floats, _Floats] | None:
     for _ in range(_MOST_HALVINGS):
         middles = panels.mean(axis=1)
         halves = np.stack([panels[:, 0], middles, middles, panels[:, 1]], axis=1).reshape(-1, 2)
-        (whole, whole_weights), (split, split_weights) = _rule(function, panels), _rule(function, halves)
+        whole, whole_weights = _rule(function, panels)
+        split, split_weights = _rule(function, halves)
         if whole is None or split is None:
             return None
         of_halves = _integrals(split, split_weights).reshape(2, -1, 2).sum(axis=2)
@@ -134,7 +135,7 @@ def _rule(function: _Function, panels: _Floats) -> tuple[_Floats | None, _Floats
 
 def _integrals(seconds: _Floats, weights: _Floats) -> _Floats:
     """Return the integrals of the delays, and of whether there is one, over each panel, `[2, n_panels]`."""
-    return np.stack([(seconds * weights).sum(axis=1), ((seconds > 0) * weights).sum(axis=1)])
+    return np.stack([(seconds * weights).sum(axis=1), np.where(seconds > 0, weights, 0.0).sum(axis=1)])
 
 
 def _tail_shape(function: _Function, end: float) -> float:
