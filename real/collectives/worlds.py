@@ -357,9 +357,7 @@ class ProcessWorld:
         addresses = {rank: address for rank, address in places if address}
         return _Arrivals(server, ArrivalClient(addresses, key, self.rank, self.world_size, self._timeout_s))
 
-    def _join(
-        self, group: Group, timeout_s: float, made: dict[tuple[int, ...], dist.ProcessGroup | None]
-    ) -> _Joined:
+    def _join(self, group: Group, timeout_s: float, made: dict[tuple[int, ...], dist.ProcessGroup | None]) -> _Joined:
         """Make the process groups of a partition, unless `made`; all ranks take part in making each of them."""
         mine: _Joined | None = None
         for ranks in map(tuple, group.members(self.world_size)):

@@ -180,6 +180,18 @@ class Group:
         of_copies = np.array(self.members(len(self.ranks))) * ranks_per_copy
         return Group.of([group for part in range(ranks_per_copy) for group in (of_copies + part).tolist()])
 
+    def of_whole_copies(self, ranks_per_copy: int) -> "Group":
+        """Return the groups of all ranks of these members, if each rank is replaced by several that share a copy.
+
+        >>> Group(2).of_whole_copies(3)
+        Group(size=6, stride=1, ranks=())
+        """
+        if not self.ranks:
+            return Group(self.size * ranks_per_copy, self.stride)
+        firsts = np.array(self.members(len(self.ranks)))[:, :, np.newaxis] * ranks_per_copy
+        ranks = (firsts + np.arange(ranks_per_copy)).reshape(len(firsts), -1)
+        return Group.of(ranks.tolist())
+
     def _not_of(self, world_size: int) -> str:
         """Say why these groups do not partition the ranks."""
         if self.ranks:
