@@ -221,7 +221,7 @@ class Group:
         return f"{self}: {_listed(self.ranks, self.size)}" if self.ranks else str(self)
 
 
-def written(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+def group_fields(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the fields of a dataclass for a file: of a group, `ranks` only if they are listed.
 
     It is a `dict_factory` for `dataclasses.asdict`.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from simdist.plan import LowRank, Op, Result, Select, plan_text
-from simdist.plan.group import Group, written
+from simdist.plan.group import Group, group_fields
 from simdist.runs.building import Built, job
 from simdist.scenario import Scenario
 from simdist.settings.base import plural
@@ -90,7 +90,7 @@ def _record(result: Result, applied: str | None) -> dict[str, object]:
     """
     always = ("gradients", "parameters")
     usual, fields = (
-        asdict(each, dict_factory=written) for each in (Result(result.gradients, result.parameters), result)
+        asdict(each, dict_factory=group_fields) for each in (Result(result.gradients, result.parameters), result)
     )
     found = {name: value for name, value in fields.items() if name in always or value != usual[name]}
     return found | ({"applied": applied} if applied else {})

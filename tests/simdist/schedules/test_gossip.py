@@ -7,8 +7,11 @@ import pytest
 from engine_runs import des, fast
 
 from simdist import scenario
+from simdist.cost import price
+from simdist.engines import recurrence
 from simdist.errors import ScenarioError
-from simdist.plan import Group
+from simdist.plan import AllReduce, Backward, Buffer, Delay, Forward, Group, Optimize, Plan
+from simdist.plan.lanes import AVERAGE
 from simdist.runs.building import build, delays
 from simdist.schedules import Gossip
 from simdist.schedules.job import Shape
@@ -119,3 +122,27 @@ def test_settings_of_random_matchings_are_without_effect_in_a_ring():
     assert Gossip(seed=1).unused_settings(shape) == []
     (sentence,) = Gossip(warmup_steps=20).unused_settings(shape)
     assert "warms up in all of the 20 steps" in sentence
+
+
+def test_two_matchings_that_wait_for_the_same_operation_keep_their_own_last_ranks(monkeypatch):
+    """Both all-reduces of a step wait for the backward pass, on lanes of their own and with other pairs."""
+    monkeypatch.setattr(recurrence, "_LARGE", 1)
+    found = gossiping(8, "{kind: sync}", disturbances="[{kind: exponential, on: compute, mean: 30 ms}]", steps=6)
+    buffers = (
+        Buffer("param", 1_000_000, tensors=(0, 1), initialized=True),
+        Buffer("grad", 1_000_000, tensors=(0, 1)),
+        Buffer("loss", 1),
+    )
+    matching = Gossip().average(0, Shape(8, 1))
+    body = (
+        Forward(("param",), ("loss",)),
+        Delay("compute"),
+        Backward(("param", "loss"), "grad"),
+        AllReduce("grad", Group(2)),
+        AllReduce("loss", matching, lane=AVERAGE),
+        Optimize(("param",), ("grad",)),
+    )
+    plan = Plan.from_steps("two", world_size=8, buffers=buffers, steps=[body] * 6)
+    costs = price(plan, found.cluster, found.workload)
+    found_s, expected_s = (engine.step_s(plan, costs, delays(found)) for engine in (fast, des))
+    np.testing.assert_allclose(found_s, expected_s, rtol=1e-12)
