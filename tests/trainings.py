@@ -509,6 +509,7 @@ def execute(
         watch=Watch(),
         gives_back=gives_back,
     )
+    running.prepare()
     running.run()
     return running.peak_nbytes
 
