@@ -378,9 +378,8 @@ def _read_slower(cost: Shared | Varying, factor: float, resources: Resources) ->
 
 
 def _link_of(group: Group, resources: Resources) -> _Kind:
-    members = np.arange(group.size) * group.stride  # of the first group
-    places = resources.domain(members)
-    return "network" if (places != places[0]).any() else "fabric"
+    places = resources.domain(np.array(group.members(resources.world_size)))
+    return "network" if (places != places[:, :1]).any() else "fabric"
 
 
 def _nbytes(op: Collective, buffers: Mapping[str, Buffer]) -> int:

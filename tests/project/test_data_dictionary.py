@@ -558,9 +558,9 @@ def of_measurements(*_: object) -> dict[str, Found]:
     told = [
         RunReport(
             *("run", "digest", "emulated", "gloo", "cpu", ("host",), {"torch": "2"}),
-            *(1.0, clocks, clocks, (8, 8), 0.0, 0.0, reads, links),
+            *(1.0, clocks, clocks, (8, 8), allocated, 0.0, 0.0, reads, links),
         )
-        for reads, links in ((None, None), (of_ranks, "none"))
+        for allocated, reads, links in ((None, None, None), ((9, 9), of_ranks, "none"))
     ]
     rates = DataRates(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, None, 1.0, "unknown")
     measured = [Measurement(MeasuringTask("all_reduce", "node", Group(2), 250), (0.1, 0.2))]
