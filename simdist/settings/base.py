@@ -8,7 +8,7 @@ import difflib
 import math
 import os
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
@@ -433,7 +433,7 @@ def key_of(name: str) -> str:
 
 
 def _hashable(value: object) -> object:
-    """Return a value to hash in place of one that has mappings or lists in it."""
+    """Return a value to hash in place of one that has mappings or lists in it, or that cannot be hashed."""
     match value:
         case Mapping():
             return frozenset((key, _hashable(item)) for key, item in value.items())
@@ -441,8 +441,10 @@ def _hashable(value: object) -> object:
             return tuple(map(_hashable, value))
         case np.ndarray():
             return value.shape, value.dtype.str, value.tobytes()
-        case _:
+        case Hashable():
             return value
+        case _:
+            return type(value)  # such as a callable dataclass; equality tells such values apart
 
 
 def new_path(cls: type[Settings], key: object) -> str | None:
