@@ -387,12 +387,13 @@ def uncorrected_remarks(scenario: Scenario, n_runs: int) -> tuple[Remark, ...]:
 
     Args:
         scenario: The scenario.
-        n_runs: Runs, with the seeds from the scenario's on.
+        n_runs: Number of runs.
     """
     if not scenario.is_random:
         return ()
     acting = [i for i in _acting(scenario) if _disturbance(scenario, i).on != "io" or scenario.uses.source == "storage"]
-    rare = (_drawn(scenario, i, n_runs) for i in acting if _is_special(scenario, i, n_runs))
+    seeds = run_seeds(scenario.seed, n_runs)
+    rare = (_drawn(scenario, i, seeds) for i in acting if _is_special(scenario, i, n_runs))
     of_rare = (_of_uncorrected(each) for each in rare if each.n_expected < _FEW_EXPECTED)
     return (*filter(None, of_rare), *filter(None, (_of_tail(scenario, i, "") for i in acting)))
 
