@@ -128,6 +128,8 @@ def _runs(options: SimpleNamespace) -> list[RunDirectory]:
         raise ScenarioError(f"{where}: no run is labelled {options.label!r}; there are: {labels}")
     for each in runs:
         _check_not_measured(each, options)
+        if each.only_simulated:
+            raise RunError(f"{each.path}: {each.only_simulated}")
         jobs.check_links(each, options.links)
         if options.data and each.plan.dataset is None:
             raise ScenarioError(
