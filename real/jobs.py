@@ -34,7 +34,7 @@ from simdist.plan import Plan, ops
 from simdist.runs.calibrated import simulate_run
 from simdist.runs.run_directory import EMULATED, NO_LINKS, RunDirectory
 from simdist.runs.traffic import link_traffic
-from simdist.traces.peers import Peers
+from simdist.traces.peers import PeerArrivals
 from simdist.traces.trace import Trace
 
 AUTOCAST: Mapping[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -148,7 +148,7 @@ def buffers_of(plan: Plan, build: Build | None, *, with_data: bool) -> set[str]:
     return loaded | {name for op in sent for name in (*ops.reads(op), *ops.writes(op))}
 
 
-def simulate_peers(run: RunDirectory, rank: int) -> tuple[Trace, Peers]:
+def simulate_peers(run: RunDirectory, rank: int) -> tuple[Trace, PeerArrivals]:
     """Simulate a run; return its trace, and the peers of one rank.
 
     Raises:

@@ -26,7 +26,7 @@ from simdist.plan import COLLECTIVES, Plan, ops
 from simdist.plan.delays import Delays
 from simdist.plan.lanes import Lane
 from simdist.plan.walk import walk
-from simdist.traces.peers import Peers
+from simdist.traces.peers import PeerArrivals
 
 _LOOK_S = 0.25  # interval at which a blocked thread checks whether the run has failed
 
@@ -41,7 +41,7 @@ class SimulatedPeers:
         failed: Set when the run has failed, which ends all waits.
     """
 
-    def __init__(self, plan: Plan, peers: Peers, failed: threading.Event) -> None:
+    def __init__(self, plan: Plan, peers: PeerArrivals, failed: threading.Event) -> None:
         self._peers = peers
         self._failed = failed
         self._sleep = Sleeper(failed)
@@ -84,7 +84,7 @@ class SimulatedPeers:
 
 
 def numbers_by_lane(plan: Plan) -> dict[Lane, deque[int]]:
-    """Return the numbers of the collectives of a plan, as in `Peers`, by the lane that performs them, in order."""
+    """Return the numbers of collectives, as in `PeerArrivals`, by the lane that performs them, in order."""
     found: dict[Lane, deque[int]] = defaultdict(deque)
     for number, instance in enumerate(each for each in walk(plan) if isinstance(each.op, COLLECTIVES)):
         found[instance.lane].append(number)
@@ -116,7 +116,7 @@ class OneRank:
 
     Args:
         times_s: When each operation was ready, and when it ended, seconds since the start, float64 `[2, n_instances]`.
-        ends_s: When each collective ended for the peers, float64 `[n]`, as numbered in `Peers`.
+        ends_s: When each collective ended for the peers, float64 `[n]`, as numbered in `PeerArrivals`.
         report: Describes the run.
     """
 
@@ -126,7 +126,7 @@ class OneRank:
 
 
 def perform_among_simulated(
-    plan: Plan, delays: Delays, program: ProgramSpec, peers: Peers, *, device: torch.device
+    plan: Plan, delays: Delays, program: ProgramSpec, peers: PeerArrivals, *, device: torch.device
 ) -> OneRank:
     """Perform a plan on one real rank whose peers are simulated.
 

@@ -29,7 +29,7 @@ from simdist.plan import COLLECTIVES, Collective, Instance, Plan
 from simdist.plan.group import Group
 from simdist.plan.lanes import Lane
 from simdist.plan.walk import drops_late, walk
-from simdist.traces.peers import Peers
+from simdist.traces.peers import PeerArrivals
 from simdist.traces.trace import Trace
 
 MOST_SOURCES = 64  # collectives of the rank that an instance of a peer may depend on
@@ -46,7 +46,7 @@ class _Paths:
     """The longest paths to an instance.
 
     Args:
-        sources: Where paths begin, see `Peers`, increasing.
+        sources: Where paths begin, see `PeerArrivals`, increasing.
         seconds: Length of the path from each source to each rank, `[k, world_size]`; -inf where there is none.
     """
 
@@ -74,7 +74,7 @@ class _Paths:
 _Meet: TypeAlias = Callable[[int, int, NDArray[np.int64], _Paths], tuple[int, float]]
 
 
-def find_peers(trace: Trace, rank: int) -> Peers:
+def find_peers(trace: Trace, rank: int) -> PeerArrivals:
     """Return what a rank has to know of its peers in a simulation.
 
     Args:
@@ -98,7 +98,7 @@ def find_peers(trace: Trace, rank: int) -> Peers:
     for number, (numbers, lags_s) in enumerate(dependence.met):
         sources[number, : len(numbers)] = numbers
         lag_s[number, : len(numbers)] = lags_s
-    return Peers(rank, rows, seconds, sources, lag_s)
+    return PeerArrivals(rank, rows, seconds, sources, lag_s)
 
 
 def trace_of_rank(simulated: Trace, rank: int, times_s: _Seconds, ends_s: _Seconds, source: str) -> Trace:
@@ -110,7 +110,7 @@ def trace_of_rank(simulated: Trace, rank: int, times_s: _Seconds, ends_s: _Secon
         simulated: The simulation of all ranks.
         rank: The real rank.
         times_s: When its operations were ready, and when they ended, float64 `[2, n_instances]`.
-        ends_s: When its collectives ended for its peers, float64 `[n]`, as numbered in `Peers`.
+        ends_s: When its collectives ended for its peers, float64 `[n]`, as numbered in `PeerArrivals`.
         source: Program that measured.
     """
     plan = simulated.plan

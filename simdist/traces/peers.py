@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
-class Peers:
+class PeerArrivals:
     """The peers of one rank, as far as the rank meets them.
 
     The n collectives of the rank are numbered in program order. End 0 is the start of the run, end i + 1 is that of

@@ -16,7 +16,7 @@ from simdist.engines.run import run as run_engine
 from simdist.plan import Plan, Tick
 from simdist.plan.walk import Template, drops_late
 from simdist.runs.building import build, delays
-from simdist.traces.peers import Peers
+from simdist.traces.peers import PeerArrivals
 from simdist.traces.trace import Trace
 
 
@@ -47,7 +47,7 @@ def with_other_rank(trace: Trace, rank: int, factors: np.ndarray, late_s: np.nda
     return Trace(trace.plan, *found.times_s, source="other")
 
 
-def check_peers(trace: Trace, rank: int, seed: int, *, atol: float = 1e-9) -> Peers:
+def check_peers(trace: Trace, rank: int, seed: int, *, atol: float = 1e-9) -> PeerArrivals:
     """Compare what is known of a rank's peers with what they do when the rank is slower, faster, or late."""
     draw = np.random.default_rng(seed)
     n = trace.plan.n_instances
