@@ -180,8 +180,9 @@ class ProcessWorld:
         self._scratch = {communicator: Scratch() for communicator in groups}
         for communicator, members in groups.items():
             whole = self._everyone if communicator == COMM.communicator else None
+            made = {} if whole is None else {(*range(self.world_size),): whole}
             for group in members:
-                joined = self._join(group, timeout_s, whole)
+                joined = self._join(group, timeout_s, made)
                 self._members[communicator, group] = _Members(*joined, self._scratch[communicator])
         self._timeout_s = timeout_s
         self._arrivals = self._meet(servers) if servers else None
@@ -346,20 +347,16 @@ class ProcessWorld:
         addresses = {rank: address for rank, address in places if address}
         return _Arrivals(server, ArrivalClient(addresses, key, self.rank, self.world_size, self._timeout_s))
 
-    def _join(self, group: Group, timeout_s: float, whole: dist.ProcessGroup | None) -> _Joined:
-        """Make the process groups of a partition, except `whole`; all ranks take part in making each of them."""
+    def _join(self, group: Group, timeout_s: float, made: dict[tuple[int, ...], dist.ProcessGroup | None]) -> _Joined:
+        """Make the process groups of a partition, unless `made`; all ranks take part in making each of them."""
         mine: _Joined | None = None
-        everyone = tuple(range(self.world_size))
         for ranks in map(tuple, group.members(self.world_size)):
-            if whole is not None and ranks == everyone:
-                mine = ranks, whole
-                continue
-            timeout = datetime.timedelta(seconds=timeout_s)
-            made = dist.new_group(list(ranks), timeout=timeout) if len(ranks) > 1 else None
+            if len(ranks) > 1 and ranks not in made:
+                found = dist.new_group(list(ranks), timeout=datetime.timedelta(seconds=timeout_s))
+                made[ranks] = found if isinstance(found, dist.ProcessGroup) else None  # on other ranks a marker
+                self.made += [found] if isinstance(found, dist.ProcessGroup) else []
             if self.rank in ranks:
-                assert made is None or isinstance(made, dist.ProcessGroup)
-                self.made += [made] if made else []
-                mine = ranks, made
+                mine = ranks, made.get(ranks)
         assert mine is not None
         return mine
 

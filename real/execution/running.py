@@ -17,6 +17,7 @@ from real.buffers.memory import Memory
 from real.collectives.byte_transfer import gather_texts
 from real.collectives.worlds import ProcessWorld, check_servers
 from real.execution.executor import Executor, World
+from real.execution.gpu import await_kernels, count_memory, most_allocated_nbytes
 from real.execution.streams import Lanes
 from real.processes.heartbeat import Guard
 from real.processes.launch import Connection
@@ -49,6 +50,8 @@ class RunReport:
         clock_ahead_s, clock_uncertainty_s: Lead of each rank's clock over rank 0's, and its uncertainty: at the start,
             at the end.
         buffers_nbytes: Peak bytes of the plan's buffers on each rank.
+        allocated_nbytes: Peak bytes of all tensors on each rank's GPU (`torch.cuda.max_memory_allocated`). Null on
+            CPUs.
         tracing_s, tracing_share: Time of a rank for recording times, and its share of the makespan.
         reads: With a data set: "Sums of what was read".
         links: Only with misbehaving links: the value of `--links`.
@@ -65,6 +68,7 @@ class RunReport:
     clock_ahead_s: tuple[tuple[float, ...], tuple[float, ...]]
     clock_uncertainty_s: tuple[tuple[float, ...], tuple[float, ...]]
     buffers_nbytes: tuple[int, ...]
+    allocated_nbytes: tuple[int, ...] | None
     tracing_s: float
     tracing_share: float
     reads: Mapping[str, int] | None = None
@@ -126,6 +130,9 @@ def perform_run(
     precise_sleeps()
     with guard.explaining(meeting):
         session.warm_up()
+        await_kernels(connection.device)
+        executor.prepare()
+        count_memory(connection.device)
         start = session.start(begins)
     executor.start_clock(start.start_s)
     executor.run()
@@ -212,14 +219,16 @@ def _report(
     peak_nbytes: int,
 ) -> RunReport | None:
     hosts = gather_texts(socket.gethostname())
+    device = connection.device
     peaks_nbytes = tuple(map(int, gather_texts(str(peak_nbytes))))
+    allocated_nbytes = tuple(map(int, gather_texts(str(most_allocated_nbytes(device)))))
     if trace is None:
         return None
     report = report_on(
         plan,
         program,
         backend=connection.backend,
-        device=connection.device,
+        device=device,
         makespan_s=trace.makespan_s,
         buffers_nbytes=peaks_nbytes,
     )
@@ -228,6 +237,7 @@ def _report(
         hosts=tuple(hosts),
         clock_ahead_s=(tuple(clocks[0].ahead_s.tolist()), tuple(clocks[1].ahead_s.tolist())),
         clock_uncertainty_s=(tuple(clocks[0].uncertainty_s.tolist()), tuple(clocks[1].uncertainty_s.tolist())),
+        allocated_nbytes=allocated_nbytes if device.type == "cuda" else None,
     )
 
 
@@ -254,6 +264,7 @@ def report_on(
         clock_ahead_s=((0.0,), (0.0,)),
         clock_uncertainty_s=((0.0,), (0.0,)),
         buffers_nbytes=buffers_nbytes,
+        allocated_nbytes=(most_allocated_nbytes(device),) if device.type == "cuda" else None,
         tracing_s=tracing_s,
         tracing_share=tracing_s / makespan_s if makespan_s else 0.0,
     )

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from real.buffers.memory import Memory
 from real.collectives.equals import combine_equal
 from real.execution.executor import Executor
+from real.execution.gpu import await_kernels, count_memory
 from real.execution.running import ProgramSpec, RunReport, report_on
 from real.execution.streams import Lanes
 from real.recording.recorder import Recorder
@@ -158,6 +159,9 @@ def perform_among_simulated(
         gives_back=program.gives_back,
     )
     precise_sleeps()
+    await_kernels(device)
+    executor.prepare()
+    count_memory(device)
     start_s = now_s()
     world.start(start_s)
     executor.start_clock(start_s)

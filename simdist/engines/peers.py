@@ -182,10 +182,10 @@ def _after(
         source: Where the paths of its group begin.
         end_s: Seconds from there to its end on the rank.
     """
-    k, world_size = ready.seconds.shape
-    by_group = ready.seconds.reshape(k, *op.group.shape(world_size))
-    last = np.broadcast_to(by_group.max(axis=2, keepdims=True), by_group.shape).reshape(k, world_size)
-    elsewhere = last + durations_s
+    world_size = len(durations_s)
+    by_group = op.group.split(ready.seconds, axis=1)
+    last = np.broadcast_to(by_group.max(axis=2, keepdims=True), by_group.shape)
+    elsewhere = op.group.joined(last, axis=1) + durations_s
     elsewhere[:, np.append(peers, rank)] = _NEVER
     together = np.full((1, world_size), _NEVER)
     together[0, peers] = end_s + durations_s[peers] - durations_s[rank]
@@ -281,6 +281,5 @@ def _rows(plan: Plan) -> NDArray[np.int64]:
 @lru_cache(maxsize=64)
 def _peers_in(group: Group, world_size: int, rank: int) -> NDArray[np.int64]:
     """Return the other members of the group that a rank belongs to."""
-    together = np.arange(world_size).reshape(group.shape(world_size))
-    block, member, place = (int(each[0]) for each in np.nonzero(together == rank))
-    return np.delete(together[block, :, place], member)
+    members = np.array(group.members(world_size)[group.number(rank)])
+    return members[members != rank]

@@ -8,7 +8,7 @@ import difflib
 import math
 import os
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -179,6 +179,30 @@ def unchecked_copy(settings: _SettingsT, **update: object) -> _SettingsT:
     `Settings.model_copy` validates, which takes longer, and reads the files that the settings name.
     """
     return BaseModel.model_copy(settings, update=update)
+
+
+def stated(settings: object, in_file: Any) -> Any:
+    """Return settings as a file has them without defaults that nobody wrote.
+
+    Args:
+        settings: The settings, or a list of them.
+        in_file: The same with all keys.
+    """
+    if isinstance(settings, tuple) and isinstance(in_file, list):
+        return [stated(*each) for each in zip(settings, in_file, strict=True)]
+    if not (isinstance(settings, Settings) and isinstance(in_file, dict)):
+        return in_file
+    found = dict(in_file)
+    for name, field in type(settings).model_fields.items():
+        key = field.alias or name
+        value = getattr(settings, name)
+        if key not in found or key == "kind":
+            continue
+        if name in settings.model_fields_set or _is_changed(field, value):
+            found[key] = stated(value, found[key])
+        else:
+            del found[key]
+    return found
 
 
 def refuse(title: str, faults: Iterable[Fault]) -> None:
@@ -386,7 +410,7 @@ def key_of(name: str) -> str:
 
 
 def _hashable(value: object) -> object:
-    """Return a value to hash in place of one that has mappings or lists in it."""
+    """Return a value to hash in place of one that has mappings or lists in it, or that cannot be hashed."""
     match value:
         case Mapping():
             return frozenset((key, _hashable(item)) for key, item in value.items())
@@ -394,8 +418,10 @@ def _hashable(value: object) -> object:
             return tuple(map(_hashable, value))
         case np.ndarray():
             return value.shape, value.dtype.str, value.tobytes()
-        case _:
+        case Hashable():
             return value
+        case _:
+            return type(value)  # such as a callable dataclass; equality tells such values apart
 
 
 def new_path(cls: type[Settings], key: object) -> str | None:

@@ -461,9 +461,9 @@ def row(measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
     found = Row(
         schedule=measured.label,
         step_s=step_s,
-        step_s_ci95=_step_interval(measured),
+        step_s_ci95=step_interval(measured),
         speedup=speedup,
-        speedup_ci95=_speedup_interval(speedup, measured, baseline),
+        speedup_ci95=speedup_interval(speedup, measured, baseline),
         engine=measured.engine,
         seeds=len(measured.step_s),
         facets=measured.facets,
@@ -472,13 +472,15 @@ def row(measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
     return with_ranges(found, measured, baseline)
 
 
-def _step_interval(measured: ScheduleTimes) -> Interval | None:
+def step_interval(measured: ScheduleTimes) -> Interval | None:
+    """Return the 95 % confidence interval of the step time of a schedule; None if it is not known."""
     if math.isinf(measured.unseen_s):
         return None
     return positive_interval(measured.step_s, error=measured.unseen_s / NORMAL_QUANTILE)
 
 
-def _speedup_interval(speedup: float, measured: ScheduleTimes, baseline: ScheduleTimes) -> Interval | None:
+def speedup_interval(speedup: float, measured: ScheduleTimes, baseline: ScheduleTimes) -> Interval | None:
+    """Return the 95 % confidence interval of the speed-up of a schedule over another; None if it is not known."""
     if measured is baseline:
         return None if len(measured.step_s) == 1 else (1.0, 1.0)
     unseen = math.hypot(*(each.unseen_s / float(each.step_s.mean()) for each in (measured, baseline)))

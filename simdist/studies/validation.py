@@ -289,20 +289,22 @@ def _where_real(simulated: Trace, real: Trace) -> Trace:
 
 def _kinds(real: Trace, simulated: Trace) -> tuple[OperationKind, ...]:
     """Compare every kind of operation except delays, which are compared with the drawn ones."""
-    rows: dict[tuple[str, str, str], list[NDArray[np.int64]]] = {}
-    groups: dict[tuple[str, str, str], Group] = {}
+    rows: dict[tuple[str, str, str], dict[Group | None, list[NDArray[np.int64]]]] = {}
     absent: dict[tuple[str, str, str], list[int]] = {}  # ranks that write no checkpoint
     for each in occurrences(real.plan):
         if not isinstance(each.op, Delay | Wait):
-            rows.setdefault(operation_kind(each.op), []).append(each.rows)
-        if isinstance(each.op, COLLECTIVES):
-            groups[operation_kind(each.op)] = each.op.group
+            group = each.op.group if isinstance(each.op, COLLECTIVES) else None
+            rows.setdefault(operation_kind(each.op), {}).setdefault(group, []).append(each.rows)
         if isinstance(each.op, Copy | Save):
             others = [rank for rank in range(real.plan.world_size) if not each.op.by.is_first(rank)]
             absent[operation_kind(each.op)] = others
     both = (simulated, real)
     spans = {
-        key: [_lengths(trace, np.concatenate(parts), groups.get(key)) for trace in both] for key, parts in rows.items()
+        key: [
+            np.concatenate([_lengths(trace, np.concatenate(parts), group) for group, parts in of_groups.items()])
+            for trace in both
+        ]
+        for key, of_groups in rows.items()
     }
     for key, ranks in absent.items():
         for lengths_s in spans[key]:
@@ -316,9 +318,9 @@ def _lengths(trace: Trace, rows: NDArray[np.int64], group: Group | None) -> _Sec
     """Return how long operations took on each rank; of a collective, until its last member was done."""
     if group is None:
         return _spans(trace, rows)
-    ends_s = trace.end_s[rows].reshape(len(rows), *group.shape(trace.plan.world_size))
-    last_s = np.broadcast_to(np.fmax.reduce(ends_s, axis=2, keepdims=True), ends_s.shape).reshape(len(rows), -1)
-    return np.asarray(last_s - trace.start_s[rows])
+    ends_s = group.split(trace.end_s[rows], axis=1)
+    last_s = np.broadcast_to(np.fmax.reduce(ends_s, axis=2, keepdims=True), ends_s.shape)
+    return np.asarray(group.joined(last_s, axis=1) - trace.start_s[rows])
 
 
 def _lead_s(trace: Trace) -> float:

@@ -193,12 +193,12 @@ def attribute_waiting(trace: Trace, held: Held | None = None) -> Waiting:
 
 def _share_within(wait_s: _Seconds, late_s: _Seconds, group: Group) -> _Seconds:
     """Return the waiting of each group, limited to the delay of its last rank, `[n, world_size]`."""
-    shape = (len(wait_s), *group.shape(wait_s.shape[1]))
-    each_s = wait_s.reshape(shape)
-    within_s = np.minimum(each_s, late_s.reshape(shape).max(axis=2, keepdims=True)).sum(axis=2, keepdims=True)
+    each_s = group.split(wait_s, axis=1)
+    latest_s = group.split(late_s, axis=1).max(axis=2, keepdims=True)
+    within_s = np.minimum(each_s, latest_s).sum(axis=2, keepdims=True)
     total_s = each_s.sum(axis=2, keepdims=True)
     share = np.divide(within_s, total_s, out=np.zeros_like(total_s), where=total_s > 0)
-    return np.broadcast_to(share, shape).reshape(wait_s.shape)
+    return group.joined(np.broadcast_to(share, each_s.shape), axis=1)
 
 
 def _held_before(trace: Trace, held: Held) -> tuple[_Seconds, NDArray[np.int64]]:
@@ -225,11 +225,10 @@ def _held_before(trace: Trace, held: Held) -> tuple[_Seconds, NDArray[np.int64]]
 
 def _caused_s(wait_s: _Seconds, ready_s: _Seconds, group: Group) -> _Seconds:
     """Charge the waiting in each group to the members that were ready last; all arrays are `[n, world_size]`."""
-    shape = (len(wait_s), *group.shape(wait_s.shape[1]))
-    ready_s = ready_s.reshape(shape)
-    last = ready_s == np.fmax.reduce(ready_s, axis=2, keepdims=True)
-    share_s = wait_s.reshape(shape).sum(axis=2, keepdims=True) / np.maximum(last.sum(axis=2, keepdims=True), 1)
-    return np.asarray((last * share_s).reshape(wait_s.shape))
+    each_s = group.split(ready_s, axis=1)
+    last = each_s == np.fmax.reduce(each_s, axis=2, keepdims=True)
+    waited_s = group.split(wait_s, axis=1).sum(axis=2, keepdims=True)
+    return group.joined(last * (waited_s / np.maximum(last.sum(axis=2, keepdims=True), 1)), axis=1)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from kineto_traces import Delay, Truth, write_job
 from scripts import ROOT, load_script
 from traced_plans import write_traces
 
+from real.calibration.calls import CallTimes
 from real.calibration.data import DataRates
 from real.calibration.output import raw_results
 from real.calibration.tables import Measurement, MeasuringTask
@@ -562,19 +563,22 @@ def of_measurements(*_: object) -> dict[str, Found]:
     told = [
         RunReport(
             *("run", "digest", "emulated", "gloo", "cpu", ("host",), {"torch": "2"}),
-            *(1.0, clocks, clocks, (8, 8), 0.0, 0.0, reads, links),
+            *(1.0, clocks, clocks, (8, 8), allocated, 0.0, 0.0, reads, links),
         )
-        for reads, links in ((None, None), (of_ranks, "none"))
+        for allocated, reads, links in ((None, None, None), ((9, 9), of_ranks, "none"))
     ]
     rates = DataRates(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, None, 1.0, "unknown")
     measured = [Measurement(MeasuringTask("all_reduce", "node", Group(2), 250), (0.1, 0.2))]
-    calibrated = json.loads(raw_results(measured, source="", nodes=1, ranks_per_node=2, gap_s=0.02, rates=rates))
+    calls = CallTimes(1e-5, 2e-5, 4e-5)
+    more = {"rates": rates, "calls": calls}
+    calibrated = json.loads(raw_results(measured, source="", nodes=1, ranks_per_node=2, gap_s=0.02, **more))
     return {
         "Keys of real.json": keys(json.loads(report.dumps()) for report in told),
         "Sums of what was read": keys([of_ranks]),
         "A calibration": keys([calibrated]),
         "A measured collective": keys(calibrated["measurements"]),
         "Rates of storage": keys([calibrated["data"]]),
+        "Times of a call": keys([calibrated["calls"]]),
     }
 
 
