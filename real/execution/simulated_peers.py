@@ -93,7 +93,7 @@ def numbers_by_lane(plan: Plan) -> dict[Lane, deque[int]]:
 
 
 @final
-class _Watch:
+class _LocalWatch:
     """Watches a run of one process: it fails when a thread of it fails.
 
     Attributes:
@@ -141,7 +141,7 @@ def perform_among_simulated(
     Raises:
         RunError: Something failed.
     """
-    watch = _Watch()
+    watch = _LocalWatch()
     memory = Memory(plan, device, program.buffers)
     made = program.make(memory, watch.failed)
     world = SimulatedPeers(plan, peers, watch.failed)

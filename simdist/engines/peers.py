@@ -282,4 +282,4 @@ def _rows(plan: Plan) -> NDArray[np.int64]:
 def _peers_in(group: Group, world_size: int, rank: int) -> NDArray[np.int64]:
     """Return the other members of the group that a rank belongs to."""
     members = np.array(group.members(world_size)[group.number(rank)])
-    return members[members != rank]
+    return np.delete(members, group.member(rank))
