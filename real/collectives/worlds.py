@@ -32,6 +32,7 @@ except ImportError:  # their names before torch 2.13
 
 from real.buffers.memory import Memory, Purpose, Scratch
 from real.collectives.byte_transfer import broadcast_text, gather_texts
+from real.collectives.equals import combine_equal
 from real.collectives.first_come import ArrivalClient, ArrivalServer
 from real.collectives.servers import moves_gpu_tensors, piece_count, sum_by_servers
 from real.processes.rendezvous import own_address
@@ -240,7 +241,7 @@ class ProcessWorld:
         """Perform a collective on the buffers of this rank; return when its result is ready, or enqueued on a GPU."""
         members = self._members[op.lane.communicator, op.group]
         if len(members.ranks) == 1:
-            self._alone(op, memory)
+            combine_equal(op, memory, self.rank)
             return
         match op:
             case ops.AllReduce():
@@ -326,17 +327,6 @@ class ProcessWorld:
         parts[me].copy_(mine.view(-1))
         for work in filter(None, (receiving, sending)):
             work.wait()
-
-    def _alone(self, op: ops.Collective, memory: Memory) -> None:
-        """Perform a collective of one member; all its data is local."""
-        match op:
-            case ops.AllReduce() | ops.Reduce() | ops.Broadcast():
-                return
-            case ops.ReduceScatter() | ops.AllGather():
-                for src, dst in zip(memory.tensors(op.src), memory.tensors(op.dst), strict=True):
-                    dst.copy_(src)
-            case _:
-                assert_never(op)
 
     def _meet(self, servers: Collection[int]) -> "_Arrivals":
         """Start this rank's server for all-reduces with late ranks, if any, and connect to all servers."""

@@ -49,8 +49,10 @@ def command(
             raise click.UsageError(f"--calibrate {calibrate}: exists; choose another file, or remove it")
         calibrated = Calibrated.read(cluster) if cluster else None
         found = inputs.read_runs(name, schedule)
-        simulated = [SimulatedRun(run, reason) for run in found if (reason := run.only_simulated)]
-        others = [run for run in found if not run.only_simulated]
+        unmeasured = [run for run in found if not (run.path / run_directory.REAL).exists()]
+        simulated = [SimulatedRun(run, reason) for run in unmeasured if (reason := run.only_simulated)]
+        marked = {each.run.path for each in simulated}
+        others = [run for run in found if run.path not in marked]
         runs = inputs.usable(session, name, others, _missing) if others else []
         unlike = _unlike(runs)
         session.remark("", unlike)

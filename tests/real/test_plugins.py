@@ -54,9 +54,9 @@ def test_an_algorithm_of_ones_own_is_refused_with_what_why_and_a_remedy(
     (ending,) = run(run_as_main, 1, "real", True, str(tmp_path / "run")).values()
     assert ending.code == 1
     assert ending.output.splitlines()[-1] == (
-        f"real: rank 0: error: {tmp_path / 'run'}: all_reduce(flat, mean over group of 2, node_sgd:STAR) takes an algorithm "
-        f"of your own, which can be simulated only: real ranks take those of gloo and NCCL; leave `algorithm` out, or "
-        f"leave this run out"
+        f"real: rank 0: error: {tmp_path / 'run'}: all_reduce(flat, mean over group of 2, node_sgd:STAR) takes an "
+        f"algorithm of your own, which can be simulated only: real ranks take those of gloo and NCCL; leave "
+        f"`algorithm` out, or leave this run out"
     )
 
 
