@@ -6,11 +6,10 @@ Each calls the package that answers the question, and warns of the doubts among 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from simdist.errors import ScenarioError, TraceError
+from simdist.errors import ScenarioError, SimdistError
 from simdist.scenario import AnyScenario, load
 from simdist.settings.base import plain
 from simdist.settings.units import parse_fraction, parse_nbytes, parse_whole
@@ -55,8 +54,8 @@ def compare(  # noqa: PLR0913 (one for each option)
     Args:
         scenario: What `simdist.load` takes, or a scenario.
         baseline: Label or kind of the schedule that the others are compared with; `sync` or the first if None.
-        n_seeds: Seeds, counted up from the scenario's. With `auto`, as many as it takes to know every number within
-            1 %; with `simdist.studies.enough_seeds.EnoughSeeds`, within another share.
+        n_seeds: Number of seeds. The first is the scenario's, the others follow from it. With `auto`, as many as it
+            takes to know every number within 1 %, or with `simdist.studies.enough_seeds.EnoughSeeds` another share.
         engine: `auto` takes the fast engine wherever it is exact.
         progress: Called with a schedule's label, rank-steps done and rank-steps in all.
         measured: The times of each schedule are appended when they are there. After Ctrl-C, a call with the same list
@@ -72,23 +71,21 @@ def compare(  # noqa: PLR0913 (one for each option)
         UnsupportedError: `fast` was asked for and cannot compute a schedule exactly.
     """
     from simdist.studies import comparison, remarks
+    from simdist.studies.enough_seeds import EnoughSeeds, compare_with_enough
     from simdist.studies.facets import FACETS
 
-    ask: Callable[..., Comparison] = comparison.compare
-    if not isinstance(n_seeds, Integral):
-        from simdist.studies.enough_seeds import compare_with_enough
-
-        ask = compare_with_enough
+    is_enough = isinstance(n_seeds, EnoughSeeds) or (isinstance(n_seeds, str) and n_seeds == "auto")
+    ask: Callable[..., Comparison] = compare_with_enough if is_enough else comparison.compare
     found: Comparison = ask(
         scenario,
         baseline=baseline,
-        n_seeds=n_seeds,  # type: ignore[arg-type]
+        n_seeds=n_seeds if is_enough else _whole("n_seeds", n_seeds),
         engine=engine,
         progress=progress,
         measured=measured,
         actors=actors,
         facets=FACETS if facets is None else facets,
-        warm_up=warm_up,
+        warm_up=_whole("warm_up", warm_up),
     )
     remarks.warn_of(found.scenario.name, found.remarks)
     return found
@@ -118,11 +115,11 @@ def simulate(
         RunError: An actor failed, or the simulation is deadlocked.
     """
     from simdist.runs import building
-    from simdist.studies import remarks
+    from simdist.studies import known_delays, remarks
 
     found = load(scenario)
     trace = building.simulate(found, label=label, engine=engine, actors=actors, observers=observers)
-    remarks.warn_of(found.name, remarks.remarks_of(found))
+    remarks.warn_of(found.name, known_delays.remarks_on_run(found))
     return trace
 
 
@@ -181,6 +178,18 @@ def _read(name: str, value: Any, parse: Callable[[Any], Any]) -> Any:
         raise ScenarioError(f"{name}: {error}") from None
 
 
+def _whole(name: str, value: Any) -> int:
+    """Return the value of an argument that is a whole number.
+
+    Raises:
+        ScenarioError: It is none.
+    """
+    found: int | None = _read(name, value, parse_whole)
+    if found is None:
+        raise ScenarioError(f"{name}: null is not a whole number: write e.g. 8")
+    return found
+
+
 def learn(
     scenario: AnyScenario,
     task: str,
@@ -219,7 +228,8 @@ def learn(
         pool = stack.enter_context(LocalPool(n_workers or n_cores()))
         trainer = training.Trainer(store, pool, lambda what, done, n: None)
         wanted = curves.parse_target(target) if target else None
-        learned = answer.learn(found, described, trainer, n_seeds=n_seeds, baseline=baseline, target=wanted)
+        n_found = _whole("n_seeds", n_seeds)
+        learned = answer.learn(found, described, trainer, n_seeds=n_found, baseline=baseline, target=wanted)
     warn_of(found.name, learned.remarks)
     return learned
 
@@ -248,8 +258,8 @@ def whatif(
     found = load(scenario)
     job = simulated_job(found.name, found, find_baseline(found, None), steps)
     others = found.changed(schedules=list(schedules)).schedules if schedules else job.others or few_schedules(found)
-    options = WhatifOptions(None, None, steps, None, n_runs, None, None, None)
-    answer = answer_whatif(job, others if n_runs else (), options, lambda what, done, total: None)
+    options = WhatifOptions(None, None, steps, None, _whole("n_runs", n_runs), None, None, None)
+    answer = answer_whatif(job, others if options.n_runs else (), options, lambda what, done, total: None)
     warn_of(found.name, answer.remarks)
     return answer
 
@@ -271,7 +281,7 @@ def sweep(
     """
     from simdist.jobs import InProcess, LocalPool
     from simdist.machine import n_cores
-    from simdist.studies.remarks import warn_of
+    from simdist.studies.remarks import of_table, warn_of
     from simdist.sweeps import driver, reading
 
     wanted = reading.load(what) if isinstance(what, str | Path | Mapping) else what
@@ -280,7 +290,7 @@ def sweep(
     else:
         with LocalPool(n_workers or n_cores()) as pool:
             swept = driver.sweep(wanted, folder, workers=pool)
-    warn_of(swept.name, swept.remarks)
+    warn_of(swept.name, of_table(swept.remarks, swept.n_points))
     return swept
 
 
@@ -294,9 +304,12 @@ def results(*folders: str | Path, baseline: str | None = None) -> "Table":
     Raises:
         ScenarioError: See `simdist.sweeps.results.read_results`.
     """
+    from simdist.studies.remarks import warn_of
     from simdist.sweeps.results import read_results
 
-    return read_results(folders, baseline=baseline)
+    table = read_results(folders, baseline=baseline)
+    warn_of("results", table.shown_remarks)
+    return table
 
 
 def import_traces(
@@ -311,20 +324,22 @@ def import_traces(
         n_workers: Processes that read traces. None: one for each core.
 
     Returns:
-        The job. `scenario` of it is the scenario; `simdist.profiles.write_scenario` writes its files.
+        The job, without traces that cannot be read, which its remarks name. `scenario` of it is the scenario;
+        `simdist.profiles.write_scenario` writes its files.
 
     Raises:
-        TraceError: A trace cannot be read, or the traces make no scenario.
+        TraceError: No trace can be read, or they make no scenario.
     """
-    from simdist.profiles import find_traces, import_job, profile_all
+    from simdist.profiles import find_traces, import_job, profile_all, readable
     from simdist.studies.remarks import warn_of
 
-    read = []
-    for each in profile_all(find_traces([str(trace) for trace in traces]), n_workers=n_workers):
-        if isinstance(each, TraceError):
-            raise each
-        read.append(each)
-    imported = import_job(read, name=name, options=options)
+    outcomes = profile_all(find_traces([str(trace) for trace in traces]), n_workers=n_workers)
+    profiles, left_out = readable(outcomes)
+    try:
+        imported = import_job(profiles, name=name, options=options, left_out=left_out)
+    except SimdistError:
+        warn_of(name, left_out)
+        raise
     warn_of(name, imported.remarks)
     return imported
 
@@ -342,6 +357,9 @@ def validate(run: str | Path, *, cluster: str | Path | None = None) -> "Validate
     """
     from simdist.runs import run_directory
     from simdist.runs.calibrated import Calibrated
+    from simdist.studies.remarks import warn_of
     from simdist.studies.validated_run import validate_run
 
-    return validate_run(run_directory.read(Path(run)), Calibrated.read(Path(cluster)) if cluster else None)
+    found = validate_run(run_directory.read(Path(run)), Calibrated.read(Path(cluster)) if cluster else None)
+    warn_of(str(run), found.remarks)
+    return found

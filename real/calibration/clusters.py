@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 
+from real.calibration.calls import CallTimes, without_waiting
 from real.calibration.line_fit import Fit, fit
 from real.calibration.tables import Hop, Measurement, hops, is_flat_at_end, line, link_table
 from simdist.runs.nccl_tests import NcclTable, ring_step_s
@@ -41,11 +42,14 @@ class LinkForm:
         links: As the measured table, or as a line.
         rate_Bps: Rate of the network, for a line.
         cores: For a line with gloo: the CPU cores of a machine. None ignores the core time of communication.
+        calls: With NCCL: what a call takes the host. With gloo, the host itself moves the data, and its time belongs to
+            the links or to `host`.
     """
 
     links: Literal["table", "line"]
     rate_Bps: float | None = None
     cores: Cores | None = None
+    calls: CallTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +77,14 @@ def derive(
     these and to those of the world together, with gloo also to reduce_scatters and all_gathers. Groups that use the
     network at the same time share it unevenly, so they are less informative.
 
+    With times of calls, links are those of queued calls, and the overhead of a collective has what waiting adds.
+
     Raises:
         ScenarioError: Too few sizes were measured, or times do not grow with them.
     """
     rate_Bps = form.rate_Bps
+    if form.calls:
+        measurements = without_waiting(measurements, form.calls)
     fabric, fabric_notes = _link("fabric", hops(measurements, "node"), LinkForm(form.links))
     network, network_notes = _link("network", hops(measurements, "one per node"), LinkForm(form.links, rate_Bps))
     missing = _absent(nodes, ranks_per_node)
@@ -97,6 +105,11 @@ def derive(
         notes += _fit_notes(fitted)
         cluster, of_step = _with_ring_step(cluster, measurements)
         notes += of_step
+    if form.calls:
+        overhead_s = cluster.collectives.overhead_s + form.calls.waiting_s
+        cluster = cluster.model_copy(update={"collectives": {"overhead_s": overhead_s}})
+        added = format_seconds(form.calls.waiting_s)
+        notes.append(f"{form.calls.in_words}: collectives.overhead has {added} for waiting")
     return _Derived(cluster, (*notes, *missing))
 
 

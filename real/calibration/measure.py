@@ -17,7 +17,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from real.buffers.memory import Memory
+from real.calibration.calls import CallTimes, queued_s
 from real.calibration.tables import FLOAT_NBYTES, Measurement, MeasuringTask, OpName, Where
+from real.collectives.byte_transfer import gather_rows
 from real.collectives.worlds import ProcessWorld
 from real.processes.launch import Connection
 from real.recording.clock import Clocks, compare_clocks
@@ -127,6 +129,20 @@ def measure_task(
     return results
 
 
+def measure_calls(connection: Connection, measured: Sequence[Measurement], *, gap_s: float) -> CallTimes:
+    """Measure what the host takes for a call of the smallest all_reduce that was measured; all ranks take part.
+
+    Args:
+        connection: All ranks.
+        measured: What was measured with a host that waits, with an all_reduce.
+        gap_s: Seconds without traffic before calls are queued.
+    """
+    smallest = min((each for each in measured if each.task.op == "all_reduce"), key=lambda each: each.task.count)
+    world = ProcessWorld({COMM.communicator: [smallest.task.group]}, timeout_s=connection.timeout_s)
+    enqueue_s, in_queue_s = _Bench(connection, world, gap_s, compare_clocks()).queued(smallest.task)
+    return CallTimes(enqueue_s, in_queue_s, smallest.median_s)
+
+
 def _weight(task: MeasuringTask) -> int:
     return 4 if task.op == "all_reduce" else 1  # links are derived from it
 
@@ -158,6 +174,18 @@ class _Bench:
             seconds /= 2  # round trip
         return Measurement(task, tuple(seconds.tolist()))
 
+    def queued(self, task: MeasuringTask) -> tuple[float, float]:
+        """Return the seconds of a queued call: until it returns, and with its result, on the slowest rank."""
+        with self._connection.guard.explaining(f"{task}, queued"):
+            act = self._act(task)
+            bursts = []
+            for _ in range(_LEAST_REPETITIONS + 1):  # the first is a warm-up
+                self._meet(more=True)
+                bursts.append(queued_s(act, self._wait))
+            ranks_s = gather_rows(torch.tensor(bursts[1:], dtype=torch.float64).median(dim=0).values)
+        enqueue_s, in_queue_s = ranks_s.max(dim=0).values.tolist()
+        return enqueue_s, in_queue_s
+
     def _repeat(self, act: _Act, share_s: float) -> NDArray[np.float64]:
         """Return begin and end of each repetition on each rank, `[world_size, n, 2]`; the first is a warm-up."""
         times: list[tuple[float, float]] = []
@@ -187,9 +215,12 @@ class _Bench:
     def _time(self, act: _Act) -> tuple[float, float]:
         begin_s = self._now_s()
         act()
+        self._wait()
+        return begin_s, self._now_s()
+
+    def _wait(self) -> None:
         if self._connection.device.type == "cuda":
             torch.cuda.synchronize(self._connection.device)
-        return begin_s, self._now_s()
 
     def _now_s(self) -> float:
         """Return the time by rank 0's clock."""

@@ -93,8 +93,7 @@ class Executor:
         watch: Checked wherever this rank waits for others.
         first_step: First step to perform, when resuming from a checkpoint.
         waiting: Makes the context in which the host or computation waits for communication.
-        gives_back: Buffers of a sharded model have memory only while they are in use. This has no effect on a GPU,
-            where a buffer may be in use after its last operation was enqueued.
+        gives_back: Buffers of a sharded model have memory only while they are in use.
     """
 
     def __init__(  # noqa: PLR0913 (what a run is put together from)
@@ -113,7 +112,6 @@ class Executor:
         waiting: Callable[[], AbstractContextManager[object]] | None = None,
         gives_back: bool = False,
     ) -> None:
-        on_gpu = lanes.device.type == "cuda"
         self._world = world
         self._program = program
         self._memory = memory
@@ -124,7 +122,6 @@ class Executor:
         self._entries = _Entries(self._remaining, rank)
         self._delays = _Delays(plan, delays, rank, lanes.device, watch.failed)
         self._ticks = Ticks(plan, watch.failed)
-        self._lifetimes = Lifetimes(plan, memory) if gives_back and not on_gpu else None
         self._streams = Streams(
             self._remaining,
             lanes,
@@ -133,6 +130,9 @@ class Executor:
             check=watch.check,
             waiting=waiting,
         )
+        let_wait = self._streams.let_wait if lanes.device.type == "cuda" else None
+        first_step = self._remaining.loads.first_step
+        self._lifetimes = Lifetimes(plan, memory, let_wait, first_step) if gives_back else None
 
     @property
     def has_ticks(self) -> bool:
@@ -148,18 +148,23 @@ class Executor:
         """Let ticks count from a moment of this rank's clock; by default they count from the executor's creation."""
         self._ticks.start_s = start_s
 
+    def prepare(self) -> None:
+        """Give back the memory of buffers that are not in use yet, once before `run`. No kernel may be running."""
+        if self._lifetimes:
+            self._lifetimes.start()
+
     def run(self) -> None:
         """Perform all steps.
 
         Raises:
             RunError: Something failed, here or on another rank.
         """
-        if self._lifetimes:
-            self._lifetimes.start()
         try:
             for instance in self._remaining.order:
                 self._submit(instance)
             self.drain()
+            if self._lifetimes:
+                self._lifetimes.finish()
         finally:
             self.close()
 
@@ -225,7 +230,8 @@ class Executor:
         if self._ticks:
             self._ticks.ended(instance, ended)
         if self._lifetimes:
-            self._lifetimes.end(instance, self._remaining.body(instance))
+            has_run = self._streams.lane(instance).cuda_stream is None
+            self._lifetimes.end(instance, self._remaining.body(instance), has_run=has_run)
 
     def _submit(self, instance: Instance) -> None:
         self._submitted = instance.index

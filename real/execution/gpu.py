@@ -1,6 +1,6 @@
 """Tools for the streams of a GPU: times of its events, interruptible waits, and delays of a stream.
 
-All functions run while the GPU works. Only `await_event` and the constructors wait for it.
+All functions run while the GPU works. Only `await_event`, `await_kernels` and the constructors wait for it.
 """
 
 import time
@@ -46,6 +46,24 @@ def await_event(event: torch.cuda.Event, check: Callable[[], None]) -> None:
     while not event.query():
         check()
         time.sleep(_POLL_S)
+
+
+def await_kernels(device: torch.device) -> None:
+    """Block the host until a device has nothing to do, if it is a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def count_memory(device: torch.device) -> None:
+    """Give memory that is not in use back to a GPU, so that all streams can take it, and count its peak from now on."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def most_allocated_nbytes(device: torch.device) -> int:
+    """Return the most bytes that tensors of this process had on a GPU since `count_memory`; 0 on a CPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
 
 
 @contextmanager

@@ -15,8 +15,9 @@ import torch
 
 from real.buffers.memory import Memory
 from real.collectives.byte_transfer import gather_texts
-from real.collectives.worlds import ProcessWorld, check_servers
+from real.collectives.worlds import ProcessWorld, check_performable
 from real.execution.executor import Executor, World
+from real.execution.gpu import await_kernels, count_memory, most_allocated_nbytes
 from real.execution.streams import Lanes
 from real.processes.heartbeat import Guard
 from real.processes.launch import Connection
@@ -41,13 +42,16 @@ class RunReport:
 
     Args:
         run, digest: Unique name of the run, digest of the plan.
-        program, backend, device: Program; `gloo` or `nccl`; device of computation.
+        program, backend, device: Program; `gloo`, `nccl`, or `simulated` for one real rank among simulated peers;
+            device of computation.
         hosts: Machine (str) of each rank.
         versions: Software (str).
         makespan_s: From the common start to the end of the last operation.
         clock_ahead_s, clock_uncertainty_s: Lead of each rank's clock over rank 0's, and its uncertainty: at the start,
             at the end.
         buffers_nbytes: Peak bytes of the plan's buffers on each rank.
+        allocated_nbytes: Peak bytes of all tensors on each rank's GPU (`torch.cuda.max_memory_allocated`). Null on
+            CPUs.
         tracing_s, tracing_share: Time of a rank for recording times, and its share of the makespan.
         reads: With a data set: "Sums of what was read".
         links: Only with misbehaving links: the value of `--links`.
@@ -64,6 +68,7 @@ class RunReport:
     clock_ahead_s: tuple[tuple[float, ...], tuple[float, ...]]
     clock_uncertainty_s: tuple[tuple[float, ...], tuple[float, ...]]
     buffers_nbytes: tuple[int, ...]
+    allocated_nbytes: tuple[int, ...] | None
     tracing_s: float
     tracing_share: float
     reads: Mapping[str, int] | None = None
@@ -125,6 +130,9 @@ def perform_run(
     precise_sleeps()
     with guard.explaining(meeting):
         session.warm_up()
+        await_kernels(connection.device)
+        executor.prepare()
+        count_memory(connection.device)
         start = session.start(begins)
     executor.start_clock(start.start_s)
     executor.run()
@@ -211,25 +219,54 @@ def _report(
     peak_nbytes: int,
 ) -> RunReport | None:
     hosts = gather_texts(socket.gethostname())
+    device = connection.device
     peaks_nbytes = tuple(map(int, gather_texts(str(peak_nbytes))))
+    allocated_nbytes = tuple(map(int, gather_texts(str(most_allocated_nbytes(device)))))
     if trace is None:
         return None
+    report = report_on(
+        plan,
+        program,
+        backend=connection.backend,
+        device=device,
+        makespan_s=trace.makespan_s,
+        buffers_nbytes=peaks_nbytes,
+    )
+    return replace(
+        report,
+        hosts=tuple(hosts),
+        clock_ahead_s=(tuple(clocks[0].ahead_s.tolist()), tuple(clocks[1].ahead_s.tolist())),
+        clock_uncertainty_s=(tuple(clocks[0].uncertainty_s.tolist()), tuple(clocks[1].uncertainty_s.tolist())),
+        allocated_nbytes=allocated_nbytes if device.type == "cuda" else None,
+    )
+
+
+def report_on(
+    plan: Plan,
+    program: str,
+    *,
+    backend: str,
+    device: torch.device,
+    makespan_s: float,
+    buffers_nbytes: tuple[int, ...],
+) -> RunReport:
+    """Return the report on a run of this process alone; the arguments are those of `RunReport`."""
     tracing_s = _seconds_of_noting() * plan.n_instances
-    device = connection.device
     return RunReport(
         run=secrets.token_hex(8),
         digest=plan.digest(),
         program=program,
-        backend=connection.backend,
+        backend=backend,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
-        hosts=tuple(hosts),
+        hosts=(socket.gethostname(),),
         versions={"torch": torch.__version__, "python": platform.python_version()},
-        makespan_s=trace.makespan_s,
-        clock_ahead_s=(tuple(clocks[0].ahead_s.tolist()), tuple(clocks[1].ahead_s.tolist())),
-        clock_uncertainty_s=(tuple(clocks[0].uncertainty_s.tolist()), tuple(clocks[1].uncertainty_s.tolist())),
-        buffers_nbytes=peaks_nbytes,
+        makespan_s=makespan_s,
+        clock_ahead_s=((0.0,), (0.0,)),
+        clock_uncertainty_s=((0.0,), (0.0,)),
+        buffers_nbytes=buffers_nbytes,
+        allocated_nbytes=(most_allocated_nbytes(device),) if device.type == "cuda" else None,
         tracing_s=tracing_s,
-        tracing_share=tracing_s / trace.makespan_s if trace.makespan_s else 0.0,
+        tracing_share=tracing_s / makespan_s if makespan_s else 0.0,
     )
 
 
@@ -247,9 +284,9 @@ def check_world(plan: Plan, world_size: int) -> None:
     """Refuse a plan that these processes cannot perform.
 
     Raises:
-        RunError: The plan is for another number of ranks, or has servers that are not ranks.
+        RunError: The plan is for another number of ranks, or can be simulated only.
     """
-    check_servers(plan)
+    check_performable(plan)
     if plan.world_size != world_size:
         raise RunError(
             f"plan {plan.name} is for {plan.world_size} ranks, but {world_size} processes were started: "

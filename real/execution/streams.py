@@ -1,6 +1,6 @@
 """The streams of one rank, each with its lane, and the waits between them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -79,6 +79,23 @@ class Streams:
             for index in instance.after:
                 if self._remaining.remains(index):
                     self._lanes[self._remaining.stream(index, instance)].order(index, cuda_stream)
+
+    def let_wait(self, stream: str, instances: Mapping[str, int]) -> bool:
+        """Let a CUDA stream wait for instances of other streams.
+
+        Args:
+            stream: Name of the stream.
+            instances: By stream, one that was submitted.
+
+        Returns:
+            False if the stream is a thread, which does not wait.
+        """
+        cuda_stream = self._lanes[stream].cuda_stream
+        if cuda_stream is None:
+            return False
+        for other, index in instances.items():
+            self._lanes[other].order(index, cuda_stream)
+        return True
 
     def arriving_in_thread(self) -> Iterator[Instance] | None:
         """Return the next instances of computation as they arrive, if a thread computes, which must be the caller."""

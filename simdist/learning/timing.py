@@ -17,10 +17,13 @@ from simdist.plan.plan import ITEM_NBYTES
 from simdist.plan.walk import drops_late
 from simdist.runs.building import build, delays, job, live_of
 from simdist.scenario import Scenario
+from simdist.scenario.sampling import run_seeds
 from simdist.scenario.scenario import InputSettings
 from simdist.scenario.workload import Workload
 from simdist.schedules import Schedule
 from simdist.settings.base import unchecked_copy
+from simdist.studies.known_delays import corrected_ends
+from simdist.studies.measuring import ScheduleTimes
 from simdist.traces.waiting import step_end_s
 
 _Late: TypeAlias = Mapping[int, Sequence[int]]
@@ -33,7 +36,9 @@ class TimedSchedule:
     Args:
         scenario: The scenario, with the same number of steps.
         schedule: The schedule.
-        ends_s: Simulated seconds from the start until all ranks have ended a step, `[n_seeds, n_steps]`.
+        times: Simulated times per step, without states.
+        ends_s: Simulated seconds from the start until all ranks have ended a step, `[n_seeds, n_steps]`. Like `times`,
+            they are corrected by what is known of rare and heavy delays.
         plan: Plan with the task's tensors.
         late: Late ranks by seed and operation instance; None if the plan drops no ranks.
         lr_factor: Factor of the task's learning rate.
@@ -41,6 +46,7 @@ class TimedSchedule:
 
     scenario: Scenario
     schedule: Schedule
+    times: ScheduleTimes
     ends_s: NDArray[np.float64]
     plan: Plan
     late: tuple[_Late | None, ...]
@@ -62,7 +68,7 @@ def timed(scenario: Scenario, schedule: Schedule, task: TaskSetting, *, n_seeds:
         scenario: Its steps are those of the training.
         schedule: A schedule of the scenario, or another one.
         task: The task with its tensors.
-        n_seeds: Number of seeds, starting with that of the scenario.
+        n_seeds: Number of seeds, see `simdist.scenario.sampling.run_seeds`.
 
     Raises:
         PlanError: The schedule does not fit the cluster, or the task's tensors.
@@ -74,14 +80,15 @@ def timed(scenario: Scenario, schedule: Schedule, task: TaskSetting, *, n_seeds:
     rows = {ours: theirs for one, other in pairs for ours, theirs in zip(one, other, strict=True)}
     ends_s = []
     late = []
-    for seed in range(scenario.seed, scenario.seed + (n_seeds if scenario.is_random else 1)):
+    for seed in run_seeds(scenario.seed, n_seeds if scenario.is_random else 1):
         seeded = unchecked_copy(scenario, seed=seed)
         live = live_of(seeded, built.costs)
         trace = run(built.plan, built.costs, delays(seeded), observe=WholeTrace(), live=live)
         ends_s.append(step_end_s(trace).max(axis=1))
         late.append({rows[row]: ranks for row, ranks in trace.late.items()} if rows else None)
-    times = n_seeds // len(late)
-    return TimedSchedule(scenario, schedule, np.stack(ends_s * times), plan, tuple(late * times))
+    n_times = n_seeds // len(late)
+    times, corrected_s = corrected_ends(scenario, built, np.stack(ends_s * n_times))
+    return TimedSchedule(scenario, schedule, times, corrected_s, plan, tuple(late * n_times))
 
 
 def training_plan(scenario: Scenario, schedule: Schedule, task: TaskSetting) -> Plan:

@@ -7,7 +7,7 @@ simulated run the drawn seconds D. With b step seconds for each second of delay,
 
 The mean of Y is that of T for every b that the run does not decide. Y varies least for b = cov(T, D) / var(D), which is
 for independent delays what one delay more costs, in the mean over runs and the place of the delay (Mecke's formula).
-So b is simulated: pilot runs with other seeds, each with and without one delay more, as long as the longest to expect.
+So b is simulated: pilot runs with more seeds, each with and without one delay more, as long as the longest to expect.
 A run without delays thus gives the same mean as one with three, and a tail without a variance does no harm: the largest
 delays cost their full length, and their mean is known. Seconds in each state are corrected likewise.
 
@@ -20,7 +20,7 @@ Source:
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -44,23 +44,23 @@ from simdist.scenario.expectations import (
     long_delay_s,
     share_of_largest,
 )
-from simdist.scenario.sampling import sampler
+from simdist.scenario.sampling import run_seeds, sampler
 from simdist.settings.base import plural
 from simdist.settings.units import format_seconds, format_share
 from simdist.studies.measuring import ScheduleTimes, measure_delays
-from simdist.studies.remarks import Remark, documents
+from simdist.studies.remarks import Remark, documents, remarks_of
 
 _N_PILOTS = 24
 _N_SLOW_PILOTS = 3  # of runs by events, which take far longer
 _MOST_VALUES = 2**21  # delays of all pilots: 16 MiB
 _MOST_DRAWN_AT_ONCE = 2**20
-_FIRST_PILOT = 2**40  # their seeds are counted from here
-_N_PILOT_SEEDS = 2**63
+_FIRST_PILOT = 2**40  # number of the run: no study has so many
 _PLACES = 2**64 - 2  # second word of the key that places are drawn with
 _FAR_LONGER = 1000.0  # than other delays: what a tail without a variance costs is what its longest delays cost
 _RULE_OF_THREE = 3.0
 _FEW_EXPECTED = 20.0  # delays in all runs: fewer are said
 _MIDDLE = (2.5, 97.5)  # percentiles
+_CORRECTED = "; times are corrected to the known mean of the delays"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,11 @@ class KnownDelays:
     n_late: NDArray[np.int64]
 
     @property
+    def place(self) -> str:
+        """Path of the disturbance."""
+        return f"disturbances[{self.index}]"
+
+    @property
     def n_expected(self) -> float:
         """Delays to expect in all runs together."""
         return self.expected.delays * len(self.drawn_s)
@@ -97,9 +102,14 @@ class KnownDelays:
         return self.expected.seconds * min(1.0, _RULE_OF_THREE / n_met) if n_met else self.expected.seconds
 
 
-def known_delays(scenario: Scenario, n_seeds: int) -> tuple[KnownDelays, ...]:
-    """Return the disturbances with rare or heavy delays: means of few runs tell little under them."""
-    return tuple(_drawn(scenario, i, n_seeds) for i in _acting(scenario) if _is_special(scenario, i, n_seeds))
+def known_delays(scenario: Scenario, seeds: Sequence[int]) -> tuple[KnownDelays, ...]:
+    """Return the disturbances with rare or heavy delays: means of few runs tell little under them.
+
+    Args:
+        scenario: The scenario; its own seed does not count.
+        seeds: Those of the runs.
+    """
+    return tuple(_drawn(scenario, i, seeds) for i in _acting(scenario) if _is_special(scenario, i, len(seeds)))
 
 
 def _acting(scenario: Scenario) -> list[int]:
@@ -125,14 +135,18 @@ def _expected(scenario: Scenario, index: int) -> ExpectedDelays | None:
     return expected_delays(one, n_steps=scenario.steps, n_ranks=len(ranks))
 
 
-def _drawn(scenario: Scenario, index: int, n_seeds: int) -> KnownDelays:
+def _drawn(scenario: Scenario, index: int, seeds: Sequence[int]) -> KnownDelays:
     one = _disturbance(scenario, index)
     found = _expected(scenario, index)
     assert found is not None, "is special"
-    cluster = scenario.cluster
-    shape = (scenario.steps, cluster.world_size, cluster.gpus_per_node, scenario.workload.micro_batches)
-    drawn_s, n_late = _totals(one, index, tuple(scenario.seed + number for number in range(n_seeds)), shape)
+    drawn_s, n_late = _totals(one, index, tuple(seeds), _shape(scenario))
     return KnownDelays(index, one, found, drawn_s, n_late)
+
+
+def _shape(scenario: Scenario) -> tuple[int, int, int, int]:
+    """Return steps, ranks, ranks of a node and micro-batches of a run."""
+    cluster = scenario.cluster
+    return scenario.steps, cluster.world_size, cluster.gpus_per_node, scenario.workload.micro_batches
 
 
 @lru_cache(maxsize=16)
@@ -140,6 +154,18 @@ def _totals(
     disturbance: Disturbance, index: int, seeds: tuple[int, ...], shape: tuple[int, int, int, int]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return the seconds of all delays of a disturbance and the number of late steps, each `[n_seeds]`."""
+    seconds = np.zeros(len(seeds))
+    n_late = np.zeros(len(seeds), dtype=np.int64)
+    for of_steps in _late_s(disturbance, index, seeds, shape):
+        seconds += of_steps.sum(axis=(1, 2))
+        n_late += (of_steps > 0).sum(axis=(1, 2))
+    return seconds, n_late
+
+
+def _late_s(
+    disturbance: Disturbance, index: int, seeds: tuple[int, ...], shape: tuple[int, int, int, int]
+) -> Iterator[NDArray[np.float64]]:
+    """Yield the delays of a disturbance in consecutive steps, `[n_seeds, n_steps, n_ranks]`."""
     n_steps, world_size, ranks_per_node, micro_batches = shape
     alone = [*[None] * index, disturbance]
     nothing_s = np.zeros(world_size)  # no work: none of these disturbances depends on it
@@ -151,15 +177,10 @@ def _totals(
         compute_s=nothing_s,
         micro_batches=micro_batches,
     )
-    seconds = np.zeros(len(seeds))
-    n_late = np.zeros(len(seeds), dtype=np.int64)
     at_once = max(1, _MOST_DRAWN_AT_ONCE // (len(seeds) * world_size * micro_batches))
     for first in range(0, n_steps, at_once):
         (found,) = drawn.take(min(at_once, n_steps - first)).values()
-        of_steps = found if found.ndim == 3 else found.sum(axis=2)
-        seconds += of_steps.sum(axis=(1, 2))
-        n_late += (of_steps > 0).sum(axis=(1, 2))
-    return seconds, n_late
+        yield found if found.ndim == 3 else found.sum(axis=2)
 
 
 def corrected(scenario: Scenario, built: Built, measured: ScheduleTimes) -> ScheduleTimes:
@@ -170,20 +191,47 @@ def corrected(scenario: Scenario, built: Built, measured: ScheduleTimes) -> Sche
     Args:
         scenario: The schedule's.
         built: The schedule.
-        measured: Its times with the seeds from the scenario's on.
+        measured: Its times, with the seeds of the scenario's runs.
+    """
+    return _corrected(scenario, built, measured, _costs(scenario, built, len(measured.step_s)))
+
+
+def corrected_ends(
+    scenario: Scenario, built: Built, ends_s: NDArray[np.float64]
+) -> tuple[ScheduleTimes, NDArray[np.float64]]:
+    """Return the times of a schedule, without states, and the ends of its steps, both corrected as `corrected` does.
+
+    Args:
+        scenario: The schedule's.
+        built: The schedule.
+        ends_s: Seconds from the start to the end of each step, `[n_seeds, n_steps]`.
+    """
+    n_seeds, n_steps = ends_s.shape
+    seeds = tuple(run_seeds(scenario.seed, n_seeds))
+    costs = _costs(scenario, built, n_seeds)
+    times = _corrected(scenario, built, ScheduleTimes(built.schedule.name, "", ends_s[:, -1] / n_steps, {}), costs)
+    if times.uncorrected is not None:
+        for known, cost in costs:
+            parts = _late_s(known.disturbance, known.index, seeds, _shape(scenario))
+            late_s = np.concatenate([each.sum(axis=2) for each in parts], axis=1).cumsum(axis=1)
+            expected_s = known.expected.seconds * np.arange(1, n_steps + 1) / n_steps
+            ends_s = ends_s - n_steps * cost.step_s * (late_s - expected_s)
+    return times, ends_s
+
+
+def with_unseen(scenario: Scenario, built: Built, measured: ScheduleTimes) -> ScheduleTimes:
+    """Return the times of a schedule; if no two runs differ, with how much longer a step may be all the same.
+
+    Args:
+        scenario: The schedule's.
+        built: The schedule.
+        measured: Its times, with the seeds of the scenario's runs.
     """
     n_seeds = len(measured.step_s)
-    if n_seeds == 1 or not scenario.is_random:
+    if n_seeds == 1 or not scenario.is_random or np.ptp(measured.step_s) > 0:
         return measured
     channels = {op.channel for op in delays_of(built.plan)}
-    known = [each for each in known_delays(scenario, n_seeds) if each.disturbance.on in channels]
-    known = [each for each in known if math.isfinite(each.expected.seconds)]
-    found = measured
-    for each in known:
-        found = corrected_by(each, cost_of_delay(scenario, built, each), found, n_steps=scenario.steps)
-    if np.ptp(found.step_s) == 0 and not found.unseen_s:
-        return replace(found, unseen_s=_unseen_s(scenario, channels, n_seeds))
-    return found
+    return replace(measured, unseen_s=_unseen_s(scenario, channels, run_seeds(scenario.seed, n_seeds)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +275,25 @@ def corrected_by(known: KnownDelays, cost: CostOfDelay, measured: ScheduleTimes,
     return replace(measured, step_s=step_s, states_s=states_s, uncorrected=measured.as_simulated, unseen_s=unseen_s)
 
 
+def _costs(scenario: Scenario, built: Built, n_seeds: int) -> list[tuple[KnownDelays, CostOfDelay]]:
+    """Return the disturbances that the times of a schedule are corrected for, and what one delay more costs."""
+    if n_seeds == 1 or not scenario.is_random:
+        return []
+    channels = {op.channel for op in delays_of(built.plan)}
+    seeds = run_seeds(scenario.seed, n_seeds)
+    known = [each for each in known_delays(scenario, seeds) if each.disturbance.on in channels]
+    return [(each, cost_of_delay(scenario, built, each)) for each in known if math.isfinite(each.expected.seconds)]
+
+
+def _corrected(
+    scenario: Scenario, built: Built, measured: ScheduleTimes, costs: Sequence[tuple[KnownDelays, CostOfDelay]]
+) -> ScheduleTimes:
+    found = measured
+    for known, cost in costs:
+        found = corrected_by(known, cost, found, n_steps=scenario.steps)
+    return found if found.unseen_s else with_unseen(scenario, built, found)
+
+
 def _piloted(scenario: Scenario, built: Built, known: KnownDelays, extra_s: float) -> tuple[ScheduleTimes, float]:
     """Return the times of pilot runs, then of the same with one delay more, and the latter's mean seconds.
 
@@ -247,8 +314,8 @@ def _pilots(scenario: Scenario, plan: Plan, known: KnownDelays, n: int, extra_s:
 
     It lasts for as many steps as delays last in the mean, or to the end of the run.
     """
-    first = (_FIRST_PILOT + n * scenario.seed) % _N_PILOT_SEEDS
-    without: Delays = delay_sampler(scenario, range(first, first + n)).take(plan.n_steps)
+    seeds = run_seeds(scenario.seed, n, first=_FIRST_PILOT)
+    without: Delays = delay_sampler(scenario, seeds).take(plan.n_steps)
     delays = {channel: np.concatenate([each, each]) for channel, each in without.items()}
     of_channel = delays[known.disturbance.on]
     words = Philox(key=np.array([scenario.seed, _PLACES], dtype=np.uint64)).random_raw(3 * n).reshape(n, 3)
@@ -264,7 +331,7 @@ def _pilots(scenario: Scenario, plan: Plan, known: KnownDelays, n: int, extra_s:
     return SeedDelays.of(delays), added_s
 
 
-def _unseen_s(scenario: Scenario, channels: set[Channel], n_seeds: int) -> float:
+def _unseen_s(scenario: Scenario, channels: set[Channel], seeds: Sequence[int]) -> float:
     """Return how much longer a step may be if no two runs differ; infinity if that is not known."""
     acting = [i for i in _acting(scenario) if _disturbance(scenario, i).on in channels]
     if scenario.has_links:
@@ -273,7 +340,7 @@ def _unseen_s(scenario: Scenario, channels: set[Channel], n_seeds: int) -> float
     for i in acting:
         if _expected(scenario, i) is None:
             return math.inf
-        total_s += _drawn(scenario, i, n_seeds).unseen_s(0)
+        total_s += _drawn(scenario, i, seeds).unseen_s(0)
     return total_s / scenario.steps
 
 
@@ -305,11 +372,35 @@ class Chances:
 
 def chances_of(scenario: Scenario, n_seeds: int) -> Chances:
     """Return what is known of the delays of some seeds of a scenario."""
-    if not scenario.is_random or n_seeds == 1:
+    if not scenario.is_random:
         return Chances()
-    rare = (_of_rare(each) for each in known_delays(scenario, n_seeds) if each.n_expected < _FEW_EXPECTED)
-    tails = (remark for i in _acting(scenario) if (remark := _of_tail(scenario, i)))
+    if n_seeds == 1:
+        return Chances(uncorrected_remarks(scenario, 1))
+    known = known_delays(scenario, run_seeds(scenario.seed, n_seeds))
+    rare = (_of_rare(each) for each in known if each.n_expected < _FEW_EXPECTED)
+    tails = (remark for i in _acting(scenario) if (remark := _of_tail(scenario, i, _CORRECTED)))
     return Chances(tuple(rare), tuple(tails))
+
+
+def uncorrected_remarks(scenario: Scenario, n_runs: int) -> tuple[Remark, ...]:
+    """Return what some runs do not show of rare and heavy delays, where their times are not corrected.
+
+    Args:
+        scenario: The scenario.
+        n_runs: Number of runs.
+    """
+    if not scenario.is_random:
+        return ()
+    acting = [i for i in _acting(scenario) if _disturbance(scenario, i).on != "io" or scenario.uses.source == "storage"]
+    seeds = run_seeds(scenario.seed, n_runs)
+    rare = (_drawn(scenario, i, seeds) for i in acting if _is_special(scenario, i, n_runs))
+    of_rare = (_of_uncorrected(each) for each in rare if each.n_expected < _FEW_EXPECTED)
+    return (*filter(None, of_rare), *filter(None, (_of_tail(scenario, i, "") for i in acting)))
+
+
+def remarks_on_run(scenario: Scenario) -> tuple[Remark, ...]:
+    """Return the remarks on a scenario that is simulated, or measured, with its seed only."""
+    return (*remarks_of(scenario), *uncorrected_remarks(scenario, 1))
 
 
 def chance_remarks(chances: Chances, measured: Sequence[ScheduleTimes]) -> list[Remark]:
@@ -320,7 +411,7 @@ def chance_remarks(chances: Chances, measured: Sequence[ScheduleTimes]) -> list[
         measured: Times of each schedule, with the same seeds.
     """
     n_seeds = len(measured[0].step_s)
-    found = [*chances.rare] if any(each.uncorrected is not None for each in measured) else []
+    found = [*chances.rare] if n_seeds == 1 or any(each.uncorrected is not None for each in measured) else []
     if chances.tails:
         runs = "; ".join(f"{each.label} {_middle(each.as_simulated.step_s)}" for each in measured)
         of_runs = f"step time of single runs, the median and 95 of 100: {runs}"
@@ -336,22 +427,34 @@ def chance_remarks(chances: Chances, measured: Sequence[ScheduleTimes]) -> list[
 
 
 def _of_rare(known: KnownDelays) -> Remark:
+    if not known.n_late.any():
+        return Remark("accuracy", f"{_none_fell(known)}, and what one delay costs in runs of its own", known.place)
+    return Remark("result", f"{_some_fell(known)}: times are corrected to the expected number", known.place)
+
+
+def _of_uncorrected(known: KnownDelays) -> Remark | None:
+    """Say how many rare delays fell into runs whose times are not corrected; of a single run, if none did."""
+    if not known.n_late.any():
+        return Remark("accuracy", _none_fell(known), known.place) if known.n_expected else None
+    if len(known.n_late) == 1:
+        return None
+    return Remark("accuracy", f"{_some_fell(known)}: times are not corrected to the expected number", known.place)
+
+
+def _none_fell(known: KnownDelays) -> str:
+    runs = "this run" if len(known.n_late) == 1 else "these runs"
+    return f"no delay of {known.place} fell into {runs}, {known.n_expected:.2g} expected: times are those without it"
+
+
+def _some_fell(known: KnownDelays) -> str:
     n_late = int(known.n_late.sum())
-    n_seeds = len(known.drawn_s)
-    place = f"disturbances[{known.index}]"
-    if not n_late:
-        text = (
-            f"no delay of {place} fell into these runs, {known.n_expected:.2g} expected: times are those without it, "
-            f"and what one delay costs in runs of its own"
-        )
-        return Remark("accuracy", text, place)
-    late = f"{n_late} late {plural(n_late, 'step')} of {place} fell into {n_seeds} seeds"
-    n_expected = known.expected.late_steps * n_seeds
-    return Remark("result", f"{late}, {n_expected:.2g} expected: times are corrected to the expected number", place)
+    n_seeds = len(known.n_late)
+    late = f"{n_late} late {plural(n_late, 'step')} of {known.place} fell into {n_seeds} seeds"
+    return f"{late}, {known.expected.late_steps * n_seeds:.2g} expected"
 
 
-def _of_tail(scenario: Scenario, index: int) -> Remark | None:
-    """Say what a tail without a variance means for the results."""
+def _of_tail(scenario: Scenario, index: int, corrected: str) -> Remark | None:
+    """Say what a tail without a variance means for the results; `corrected` is said where its mean is known."""
     one = _disturbance(scenario, index)
     share = share_of_largest(one)
     if share is None:
@@ -362,7 +465,7 @@ def _of_tail(scenario: Scenario, index: int) -> Remark | None:
     else:
         known = (
             f"the delays of {place} have no variance, so the mean of runs cannot be known: the largest 1 % carry "
-            f"{format_share(share)} of it; times are corrected to the known mean of the delays"
+            f"{format_share(share)} of it{corrected}"
         )
     return Remark("accuracy", known, place)
 

@@ -14,6 +14,7 @@ from simdist.engines.run import Live, run
 from simdist.errors import ScenarioError
 from simdist.plan.delays import Draw, SeedDelays, no_delays
 from simdist.runs.building import Built, delay_sampler, traffic
+from simdist.scenario.sampling import run_seeds
 from simdist.scenario.scenario import Scenario
 from simdist.studies.facets import FACETS, Facet, FacetValues, Line, Simulated, ValueT
 from simdist.traces.breakdown import STATES, Breakdown, break_down
@@ -104,7 +105,7 @@ def measure(
     Args:
         scenario: The schedule's.
         built: The schedule.
-        n_seeds: Seeds, counted up from the scenario's.
+        n_seeds: Number of seeds, see `simdist.scenario.sampling.run_seeds`.
         engine: `auto` takes the fast engine wherever it is exact.
         progress: See `Progress`.
         draw: Gives the delays of seeds, as `shared_delays` does for several schedules; by default they are drawn here.
@@ -142,11 +143,10 @@ def step_times_s(scenario: Scenario, built: Built, *, n_seeds: int) -> NDArray[n
     Args:
         scenario: The schedule's.
         built: The schedule.
-        n_seeds: Seeds, counted up from the scenario's.
+        n_seeds: Number of seeds, see `simdist.scenario.sampling.run_seeds`.
     """
-    seeds = range(scenario.seed, scenario.seed + n_seeds)
-    drawn = SeedDelays.of(delay_sampler(scenario, seeds).take(scenario.steps))
-    delays = SeedDelays(seeds, lambda some: drawn.draw([seed - scenario.seed for seed in some]))
+    seeds = run_seeds(scenario.seed, n_seeds)
+    delays = SeedDelays.of(delay_sampler(scenario, seeds).take(scenario.steps), seeds)
     live = Live(built.actors, traffic=partial(traffic, scenario, built.costs))
     return run(built.plan, built.costs, delays, observe=StepSeconds(), live=live, courses=built.courses)
 
@@ -177,7 +177,7 @@ def times_of(label: str, engine: str, simulated: Simulated, facets: Sequence[Fac
 
 
 def _seed_delays(scenario: Scenario, n_seeds: int, draw: Draw | None) -> SeedDelays:
-    seeds = [scenario.seed + number for number in range(n_seeds)]
+    seeds = run_seeds(scenario.seed, n_seeds)
     return SeedDelays(seeds, draw or partial(delay_sampler, scenario), is_random=scenario.is_random)
 
 

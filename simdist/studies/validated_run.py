@@ -1,7 +1,7 @@
 """A run, measured and simulated: the comparison, as JSON and as text."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from simdist.studies.comparison import range_of_trace
 from simdist.studies.epochs import Loading, compare_loading
 from simdist.studies.held import with_links
 from simdist.studies.ranking import Summary
+from simdist.studies.remarks import Remark, below_table, documents, remarks_of
 from simdist.studies.statistics import Interval
 from simdist.studies.tables import BOTH, table_text
 from simdist.studies.validation import Validation
@@ -53,6 +54,37 @@ _SUMMARY_COLUMNS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class SimulatedRun:
+    """A run that real ranks cannot perform.
+
+    Args:
+        run: The run.
+        reason: What only the simulator can do, why, and what to write instead.
+    """
+
+    run: run_directory.RunDirectory
+    reason: str
+
+    def document(self) -> dict[str, object]:
+        """Return a run that is only simulated as JSON.
+
+        Columns:
+            schedule, run, digest (str): Label, directory, digest of the plan.
+            only_simulated (str): Why real ranks cannot perform it, and what to write instead.
+        """
+        return {
+            "schedule": self.run.plan.name,
+            "run": str(self.run.path),
+            "digest": self.run.plan.digest(),
+            "only_simulated": self.reason,
+        }
+
+    def text(self) -> str:
+        """Return the same as a sentence."""
+        return f"{self.run.plan.name}: only simulated: {self.reason}"
+
+
 @dataclass(frozen=True, repr=False)
 class ValidatedRun:
     """A run, both traces of it, and how they compare.
@@ -64,7 +96,7 @@ class ValidatedRun:
         validation: How they compare.
         loading: Epochs of both, with a data set.
         range_s: Interval of the simulated makespan, if something is uncertain.
-        without_links: It was measured without its disturbed links, so it is simulated without them.
+        remarks: What to know beside the tables.
     """
 
     run: run_directory.RunDirectory
@@ -73,7 +105,7 @@ class ValidatedRun:
     validation: Validation
     loading: Loading | None
     range_s: Interval | None
-    without_links: bool = False
+    remarks: tuple[Remark, ...] = ()
 
     def __repr__(self) -> str:
         return self.text(None)
@@ -83,6 +115,7 @@ class ValidatedRun:
 
         Columns:
             schedule, run, digest (str): Label, directory, digest of the plan.
+            real_rank (int): Only if the peers of one real rank were simulated: that rank, whose times are compared.
             source, simulated_by (str): Program that measured, engine that simulated.
             steps, world_size (int): Compared steps, ranks.
             simulated_s, measured_s, error (float): Makespans and their error.
@@ -100,6 +133,7 @@ class ValidatedRun:
             epochs (list): Only with a data set: "The error of an epoch".
             hits_identical (bool or null): Only with a data set: see "How a schedule loads its data".
             hits_differences (list or null): Likewise.
+            remarks (list): "A remark".
         """
         found = self.validation
         document: dict[str, object] = {
@@ -108,6 +142,7 @@ class ValidatedRun:
             "digest": self.run.plan.digest(),
             "simulated_by": self.simulated.source,
             "world_size": self.run.plan.world_size,
+            **({} if self.real.real_rank is None else {"real_rank": self.real.real_rank}),
             **picked(found, "source", *_FOUND, steps="n_steps"),
             **({"simulated_s_range90": self.range_s} if self.range_s else {}),
             **{name: [asdict(part) for part in getattr(found, name)] for name in ("kinds", "injections", "blames")},
@@ -116,10 +151,13 @@ class ValidatedRun:
         if self.loading:
             document["epochs"] = [asdict(error) for error in self.loading.errors]
             document |= picked(self.loading, "hits_identical", hits_differences="differences")
-        return document
+        return document | {"remarks": documents(self.remarks)}
 
     def text(self, cluster: Path | None) -> str:
-        """Return the comparison of one run; `cluster` is the file that was simulated instead of its own."""
+        """Return the comparison of one run; `cluster` is the file that was simulated instead of its own.
+
+        The remarks that only its results tell are below.
+        """
         found = self.validation
         plan = self.run.plan
         machines = str(cluster) if cluster else f"the cluster of {self.run.path / run_directory.SCENARIO}"
@@ -129,7 +167,7 @@ class ValidatedRun:
         return "\n".join(
             [
                 f"{about}; measured: {found.source}; simulated: {machines}",
-                f"makespan: {makespans}, error {format_error(found.error)}",
+                f"makespan{_of_rank(self.real)}: {makespans}, error {format_error(found.error)}",
                 *([_range_text(found.measured_s, *self.range_s)] if self.range_s else ()),
                 "",
                 _kinds_text(found),
@@ -140,6 +178,7 @@ class ValidatedRun:
                 *_blame_sentences(found),
                 *_links_text(found),
                 *(self.loading.sentences() if self.loading else ()),
+                *(line for each in below_table(self.remarks) for line in ("", each)),
             ]
         )
 
@@ -158,9 +197,11 @@ def validate_run(
         progress: Called with the number of steps simulated and of all.
 
     Raises:
-        TraceError: The trace cannot be read, is no measurement, or holds not one step.
+        TraceError: The run is only simulated, or its trace cannot be read, is no measurement, or holds not one step.
     """
     path = planned.path / run_directory.REAL
+    if planned.only_simulated and not path.exists():
+        raise TraceError(f"{planned.path}: only simulated: {planned.only_simulated}")
     real = run_directory.read_trace(path, plan=planned.plan)
     if not real.source.startswith("real"):
         raise TraceError(f"{path}: is {real.source!r}, and no measurement: `simdist validate` needs one; move it away")
@@ -177,10 +218,17 @@ def validate_run(
             bounds = range_of_trace(scenario, built, simulated)
     loading = compare_loading(run, simulated, real) if run.plan.dataset else None
     range_s = bounds and (bounds[0] * validation.simulated_s, bounds[1] * validation.simulated_s)
-    return ValidatedRun(run, real, simulated, validation, loading, range_s, run is not planned)
+    remarks = [*remarks_of(scenario)]
+    if run is not planned:
+        text = f"{path}: was measured without its disturbed links, so it is simulated without them"
+        remarks.append(Remark("accuracy", text))
+    if validation.n_steps < run.plan.n_steps:
+        text = f"{path}: only {validation.n_steps} of {run.plan.n_steps} steps were finished"
+        remarks.append(Remark("accuracy", text))
+    return ValidatedRun(run, real, simulated, validation, loading, range_s, tuple(remarks))
 
 
-def order_document(summary: Summary) -> dict[str, object]:
+def order_document(summary: Summary, remarks: Iterable[Remark]) -> dict[str, object]:
     """Return the order of schedules as JSON.
 
     Columns:
@@ -192,6 +240,7 @@ def order_document(summary: Summary) -> dict[str, object]:
         unmeasured_pairs (list): Pairs that differ so only as predicted: `[faster, slower]`.
         order_agrees (bool): All clear pairs are right.
         median_error, worst_error (float): Median absolute error, and the error farthest from 0.
+        remarks (list): "A remark", on runs that are of other machines or of another model.
     """
     found = summary.order
     return {
@@ -200,6 +249,7 @@ def order_document(summary: Summary) -> dict[str, object]:
         **picked(found, n_clear_pairs="n_pairs", wrong_pairs="wrong", unmeasured_pairs="unmeasured"),
         "n_right_pairs": len(found.right),
         "order_agrees": len(found.right) == found.n_pairs,
+        "remarks": documents(remarks),
     }
 
 
@@ -207,6 +257,10 @@ def _range_text(measured_s: float, low_s: float, high_s: float) -> str:
     where = "below" if measured_s < low_s else "above" if measured_s > high_s else "in"
     interval = f"{format_seconds(low_s)} to {format_seconds(high_s)}"
     return f"the measured one is {where} the 90 % interval of what is uncertain, {interval}"
+
+
+def _of_rank(real: Trace) -> str:
+    return "" if real.real_rank is None else f" of rank {real.real_rank}, the network is not tested"
 
 
 def _kinds_text(found: Validation) -> str:

@@ -61,7 +61,7 @@ class TaskBatch:
         folder: Files in scenarios are relative to it.
         digests: Hashes of files when rows were named, by their names in scenarios.
         tasks: Tasks to do.
-        n_seeds: Seeds of delays, counted up from the scenario's.
+        n_seeds: Number of seeds of delays.
         engine: `auto` takes the fast engine wherever it is exact.
         time_limit_s: Seconds after which a row is given up.
     """

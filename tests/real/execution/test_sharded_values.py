@@ -300,7 +300,7 @@ def test_the_most_bytes_are_those_of_buffers_in_use(schedule: ShardedSchedule) -
     bodies = list(plan.body_of_steps())
     for instance in walk(plan):
         lives.begin(instance, bodies[instance.step])
-        lives.end(instance, bodies[instance.step])
+        lives.end(instance, bodies[instance.step], has_run=True)
     in_use = np.full(plan.n_instances, sum(buffer.nbytes for buffer in plan.buffers if buffer.initialized))
     for life in lifetimes(plan):
         in_use[life.begin : max(life.ends) + 1] += life.buffer.nbytes

@@ -15,6 +15,7 @@ from simdist import scenario
 from simdist.cost import Costs
 from simdist.plan import LEVELS, Plan
 from simdist.runs import building, run_directory
+from simdist.scenario.sampling import run_seeds
 from simdist.studies.columns import shown_epochs
 from simdist.studies.comparison import compare
 from simdist.studies.epoch_bounds import epoch_limits
@@ -23,7 +24,8 @@ from simdist.studies.facets import EPOCHS
 from simdist.traces.reads import Reads, expected
 from simdist.traces.trace import Trace
 
-DATA = f"""{DATA_SCENARIO}\
+STATED = edited(("bandwidth: 10 Gbit/s}", "bandwidth: 10 Gbit/s, efficiency: 1}"), text=DATA_SCENARIO)
+DATA = f"""{STATED}\
 schedules:
   - {{kind: sync}}
   - {{kind: sync, input: {{policy: files}}}}
@@ -62,7 +64,7 @@ def document(answer: Answer) -> dict:
 def keys_of(value: object) -> set[str]:
     match value:
         case dict():
-            return set(value).union(*map(keys_of, value.values()))
+            return set(value).union(*(keys_of(item) for key, item in value.items() if key != "remarks"))
         case list():
             return set().union(*map(keys_of, value))
         case _:
@@ -248,8 +250,8 @@ def test_run_that_ended_early_is_compared_over_its_finished_steps(runs, capsys):
     end_s[real.plan.first_instances()[7] :] = np.nan
     dataclasses.replace(real, end_s=end_s).save(path)
     answer = call(capsys, "whatif", runs / "sync+files", "--data", "--json")
-    assert f"warning: {path}: only 7 of 12 steps were finished" in answer.err
     (row,) = document(answer)["rows"]
+    assert f"{path}: only 7 of 12 steps were finished" in [each["text"] for each in row["remarks"]]
     for trace in row["traces"]:
         assert [epoch["steps"] for epoch in trace["epochs"]] == [4, 3]
     assert [each["error"] for each in row["errors"]] == [pytest.approx(-0.5)] * 2
@@ -407,7 +409,8 @@ def test_epochs_are_averaged_over_seeds(tmp_path):
     read = scenario.load(write(tmp_path / "s.yaml", text))
     (row, *_) = compare(read, n_seeds=3)
     of_seeds = [
-        find_epochs(building.simulate(read.model_copy(update={"seed": seed}), label="sync")) for seed in range(3)
+        find_epochs(building.simulate(read.model_copy(update={"seed": seed}), label="sync"))
+        for seed in run_seeds(read.seed, 3)
     ]
     for number, epoch in enumerate(row.of(EPOCHS).epochs):
         same = [each.epochs[number] for each in of_seeds]
