@@ -56,7 +56,6 @@ schedules: [sync, local-4]
 DELAYS = {
     "1 % x 200 ms": "{kind: transient, probability: 1%, delay: 200 ms}",
     "0.1 % x 2 s": "{kind: transient, probability: 0.1%, delay: 2 s}",
-    "0.02 % x 10 s": "{kind: transient, probability: 0.02%, delay: 10 s}",
 }
 METRICS = ("steps_to_target", "target_s", "target_speedup")
 

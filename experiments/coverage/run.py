@@ -3,6 +3,7 @@
     python experiments/coverage/run.py                 simulate everything and print the tables (20 minutes of CPU time)
     python experiments/coverage/run.py --repeats 40    fewer repeats
     python experiments/coverage/run.py --write         also write the tables into the pages
+    python experiments/coverage/run.py --write --delays bursts "0.1 % x 1 s"       only these rows; the others stay
 
 A repeat is a comparison with a seed of its own, and computes a row as `compare` does. The truth is a mean that does not
 come from the correction, see `truths.py`; where there is none, the mean of all repeats.
@@ -11,6 +12,7 @@ come from the correction, see `truths.py`; where there is none, the mean of all 
 import argparse
 import math
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -212,21 +214,36 @@ def _bias(truth: Truth | None, found_s: NDArray[np.float64]) -> str:
     return f"{percent * (found_s.mean() - truth.mean_s):+.2f} ± {percent * NORMAL_QUANTILE * error_s:.2f}"
 
 
-def tables(n_repeats: int, *, n_workers: int) -> dict[str, str]:
-    """Return the tables of the pages."""
+def tables(names: Sequence[str], n_repeats: int, *, n_workers: int) -> dict[str, str]:
+    """Return the tables of the pages: rows of some delays are measured, the others are those of the page."""
+    coverage, biases = (recorded(table) for table in ("coverage", "bias"))
+    with ProcessPoolExecutor(n_workers) as workers:
+        for name, (rows, bias) in zip(names, workers.map(partial(measured, n_repeats=n_repeats), names), strict=True):
+            print("\n".join([*rows, bias]), flush=True)
+            coverage[name] = rows
+            biases[name] = [bias] if bias else []
+    labels = [each.name for each in loads(SCENARIO.format(disturbance=ONE_SLOW)).schedules]
     lines = [
         "| delays | seeds | step time holds, % | speed-up holds, % | half width, % "
         "| uncorrected: step time | speed-up | half width, % |",
         "|---|---|---|---|---|---|---|---|",
+        *chain.from_iterable(coverage.get(name, []) for name in DELAYS),
     ]
-    names = [each.name for each in loads(SCENARIO.format(disturbance=ONE_SLOW)).schedules]
-    biases = [f"| delays | {' | '.join(f'`{each}`' for each in names)} |", f"|---|{'---|' * len(names)}"]
-    with ProcessPoolExecutor(n_workers) as workers:
-        for rows, bias in workers.map(partial(measured, n_repeats=n_repeats), DELAYS):
-            print("\n".join([*rows, bias]), flush=True)
-            lines += rows
-            biases += [bias] if bias else []
-    return {"coverage": "\n".join(lines), "bias": "\n".join(biases), "coverage in short": in_short(lines)}
+    of_biases = [
+        f"| delays | {' | '.join(f'`{each}`' for each in labels)} |",
+        f"|---|{'---|' * len(labels)}",
+        *chain.from_iterable(biases.get(name, []) for name in DELAYS),
+    ]
+    return {"coverage": "\n".join(lines), "bias": "\n".join(of_biases), "coverage in short": in_short(lines)}
+
+
+def recorded(table: str) -> dict[str, list[str]]:
+    """Return the rows of a table of the page by the kind of delays."""
+    (text,) = re.findall(rf"<!-- table {table} -->\n(.*?)<!-- end -->", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines()[2:]:
+        found.setdefault(line.split("|")[1].strip(), []).append(line)
+    return found
 
 
 def in_short(lines: Sequence[str]) -> str:
@@ -253,10 +270,11 @@ def main() -> None:
     """Simulate the grid, and print or write its tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=REPEATS, help="repeats of each cell")
+    parser.add_argument("--delays", nargs="+", choices=DELAYS, default=[*DELAYS], help="rows that are measured")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--write", action="store_true", help="write the tables into the pages")
     options = parser.parse_args()
-    found = tables(options.repeats, n_workers=options.workers)
+    found = tables(options.delays, options.repeats, n_workers=options.workers)
     if options.write:
         write_tables(PAGE, {name: found[name] for name in ("coverage", "bias")})
         write_tables(VALIDITY, {"coverage in short": found["coverage in short"]})

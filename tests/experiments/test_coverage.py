@@ -76,10 +76,10 @@ def test_truth_by_the_number_of_delays_is_the_closed_form(monkeypatch: pytest.Mo
 
 
 def test_recorded_corrections_have_no_bias_beyond_chance() -> None:
-    """Of some fifty differences to means that are known otherwise, each with a 95 % interval."""
+    """Of differences to means that are known otherwise, each with a 95 % interval."""
     cells = [cell.split(" ± ") for line in table(coverage.PAGE, "bias")[2:] for cell in line.split("|")[2:-1]]
     pairs = [(float(bias), float(half)) for bias, half in (each for each in cells if len(each) == 2)]
-    assert len(pairs) > 20
+    assert len(pairs) >= 6
     assert all(abs(bias) <= 2 * half + 0.011 for bias, half in pairs)
     assert sum(abs(bias) <= half + 0.006 for bias, half in pairs) >= 0.85 * len(pairs)
 
@@ -95,7 +95,7 @@ def test_table_of_learn_is_made_of_recorded_training_runs() -> None:
     recorded = json.loads(learned.RECORDED.read_text(encoding="utf-8"))
     curves = {name: [learned.curve(each) for each in of_seeds] for name, of_seeds in recorded.items()}
     assert {len(each) for each in curves.values()} == {learned.TRAINED}
-    scenario = learned.loads(learned.SCENARIO.format(disturbance=learned.DELAYS["0.02 % x 10 s"]))
+    scenario = learned.loads(learned.SCENARIO.format(disturbance=learned.DELAYS["0.1 % x 2 s"]))
     built = learned.build(scenario, scenario.schedules[0])
     ends_s = learned.ends_s_of(scenario, built, learned.run_seeds(0, 3))
     found = learned.learned(scenario, built, curves["sync"][:3], ends_s, corrected=True)
