@@ -10,7 +10,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from simdist.errors import ScenarioError, TraceError
+from simdist.errors import ScenarioError, SimdistError
 from simdist.scenario import AnyScenario, load
 from simdist.settings.base import plain
 from simdist.settings.units import parse_fraction, parse_nbytes, parse_whole
@@ -118,11 +118,11 @@ def simulate(
         RunError: An actor failed, or the simulation is deadlocked.
     """
     from simdist.runs import building
-    from simdist.studies import remarks
+    from simdist.studies import known_delays, remarks
 
     found = load(scenario)
     trace = building.simulate(found, label=label, engine=engine, actors=actors, observers=observers)
-    remarks.warn_of(found.name, remarks.remarks_of(found))
+    remarks.warn_of(found.name, known_delays.remarks_on_run(found))
     return trace
 
 
@@ -271,7 +271,7 @@ def sweep(
     """
     from simdist.jobs import InProcess, LocalPool
     from simdist.machine import n_cores
-    from simdist.studies.remarks import warn_of
+    from simdist.studies.remarks import of_table, warn_of
     from simdist.sweeps import driver, reading
 
     wanted = reading.load(what) if isinstance(what, str | Path | Mapping) else what
@@ -280,7 +280,7 @@ def sweep(
     else:
         with LocalPool(n_workers or n_cores()) as pool:
             swept = driver.sweep(wanted, folder, workers=pool)
-    warn_of(swept.name, swept.remarks)
+    warn_of(swept.name, of_table(swept.remarks, swept.n_points))
     return swept
 
 
@@ -294,9 +294,12 @@ def results(*folders: str | Path, baseline: str | None = None) -> "Table":
     Raises:
         ScenarioError: See `simdist.sweeps.results.read_results`.
     """
+    from simdist.studies.remarks import warn_of
     from simdist.sweeps.results import read_results
 
-    return read_results(folders, baseline=baseline)
+    table = read_results(folders, baseline=baseline)
+    warn_of("results", table.shown_remarks)
+    return table
 
 
 def import_traces(
@@ -311,20 +314,22 @@ def import_traces(
         n_workers: Processes that read traces. None: one for each core.
 
     Returns:
-        The job. `scenario` of it is the scenario; `simdist.profiles.write_scenario` writes its files.
+        The job, without traces that cannot be read, which its remarks name. `scenario` of it is the scenario;
+        `simdist.profiles.write_scenario` writes its files.
 
     Raises:
-        TraceError: A trace cannot be read, or the traces make no scenario.
+        TraceError: No trace can be read, or they make no scenario.
     """
-    from simdist.profiles import find_traces, import_job, profile_all
+    from simdist.profiles import find_traces, import_job, profile_all, readable
     from simdist.studies.remarks import warn_of
 
-    read = []
-    for each in profile_all(find_traces([str(trace) for trace in traces]), n_workers=n_workers):
-        if isinstance(each, TraceError):
-            raise each
-        read.append(each)
-    imported = import_job(read, name=name, options=options)
+    outcomes = profile_all(find_traces([str(trace) for trace in traces]), n_workers=n_workers)
+    profiles, left_out = readable(outcomes)
+    try:
+        imported = import_job(profiles, name=name, options=options, left_out=left_out)
+    except SimdistError:
+        warn_of(name, left_out)
+        raise
     warn_of(name, imported.remarks)
     return imported
 
@@ -342,6 +347,9 @@ def validate(run: str | Path, *, cluster: str | Path | None = None) -> "Validate
     """
     from simdist.runs import run_directory
     from simdist.runs.calibrated import Calibrated
+    from simdist.studies.remarks import warn_of
     from simdist.studies.validated_run import validate_run
 
-    return validate_run(run_directory.read(Path(run)), Calibrated.read(Path(cluster)) if cluster else None)
+    found = validate_run(run_directory.read(Path(run)), Calibrated.read(Path(cluster)) if cluster else None)
+    warn_of(str(run), found.remarks)
+    return found

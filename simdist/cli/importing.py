@@ -14,6 +14,7 @@ from simdist.profiles import (
     find_traces,
     import_job,
     profile_all,
+    readable,
     what_slowed,
     write_scenario,
 )
@@ -24,7 +25,6 @@ from simdist.profiles.job.kind import find_kind
 from simdist.profiles.job.layout import UnknownLayoutError
 from simdist.profiles.job.step_budget import step_budget
 from simdist.profiles.steps.model import RankProfile
-from simdist.profiles.steps.ranks import profile_rank
 from simdist.profiles.steps.step_parts import StepPart
 from simdist.profiles.summaries import is_summary, read_summary
 from simdist.profiles.writing import check_free
@@ -101,12 +101,13 @@ def command(  # noqa: PLR0913 (one for each option)
         steps=steps,
         shard=shard,
     )
-    profiles = _profiles(session, traces, workers)
+    profiles, left_out = readable(_outcomes(session, traces, workers))
     try:
         with session.bar() as bar:
             bar.update("analyse the traces, and simulate what they show", 0, None)
-            imported = import_job(profiles, name=output.stem, options=options)
+            imported = import_job(profiles, name=output.stem, options=options, left_out=left_out)
     except (TraceError, UnknownLayoutError) as error:
+        session.remark("", left_out)
         raise _without_scenario(session, profiles, options, error) from None
     for remark in imported.remarks:
         session.say(f"{'warning' if remark.is_doubt else 'note'}: {remark}")
@@ -158,23 +159,17 @@ def _what_slowed(profiles: Sequence[RankProfile], options: ImportOptions) -> Slo
         return None
 
 
-def _profiles(session: common.CliSession, traces: Sequence[str], n_workers: int | None) -> list[RankProfile]:
-    """Read all traces; tell which could not be read, and go on with the others."""
+def _outcomes(
+    session: common.CliSession, traces: Sequence[str], n_workers: int | None
+) -> list[RankProfile | TraceError]:
+    """Read all traces."""
     paths = find_traces(traces)
     with session.bar() as bar:
 
         def progress(done: int, total: int) -> None:
             bar.update(f"{done} of {total} traces", done, total)
 
-        outcomes = profile_all(paths, reading=profile_rank, n_workers=n_workers, progress=progress)
-    read = [each for each in outcomes if isinstance(each, RankProfile)]
-    failed = [each for each in outcomes if isinstance(each, TraceError)]
-    if not read:
-        of_all = f"none of the {len(failed)} traces can be used; the first: " if failed[1:] else ""
-        raise TraceError(f"{of_all}{failed[0]}")
-    for error in failed:
-        session.say(f"warning: left out: {error}")
-    return read
+        return profile_all(paths, n_workers=n_workers, progress=progress)
 
 
 def _fabric(text: str) -> Fabric:

@@ -14,7 +14,7 @@ from simdist.scenario.loading import read_text
 from simdist.scenario.strict_yaml import parse
 from simdist.schedules import Schedule
 from simdist.settings.base import nearest, shown
-from simdist.studies.remarks import of_inputs, remarks_of, remarks_on_run
+from simdist.studies.remarks import of_inputs, remarks_of
 
 if TYPE_CHECKING:
     from simdist.runs.planned import PlannedSchedule
@@ -179,7 +179,7 @@ def planned(
         runs = read_runs(name, label)
         for run, path in zip(runs, targets(output, [each.scenario.schedules[0] for each in runs]), strict=True):
             schedule = run.scenario.schedules[0]
-            session.remark(str(run.path), of_inputs(remarks_on_run(run.scenario)))
+            session.remark(str(run.path), of_inputs(remarks_of(run.scenario)))
             with naming(f"{name}: {schedule.name}"):
                 costs = price_of(run.plan, run.scenario)
             yield PlannedSchedule(run.scenario, schedule, run.plan, costs, run.delays, run, path)

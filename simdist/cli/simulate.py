@@ -23,8 +23,9 @@ from simdist.studies import facets
 from simdist.studies.columns import ENGINE, PLAIN_STEP_TIME, SCHEDULE, STATE_COLUMNS
 from simdist.studies.facets import LINKS, Simulated
 from simdist.studies.held import find_held, steady_held
+from simdist.studies.known_delays import remarks_on_run
 from simdist.studies.measuring import ScheduleTimes, times_of
-from simdist.studies.remarks import Remark, below_table, documents, remarks_of, remarks_on_run
+from simdist.studies.remarks import Remark, below_table, documents
 from simdist.studies.tables import facets_text, table_text
 from simdist.traces.breakdown import Breakdown, HeldUp, break_down
 from simdist.traces.trace import TIMES_OF_TRACE, Trace
@@ -118,7 +119,7 @@ def command(
             in_order = times.facets.changed(LINKS, done.where.links_per_step_s())  # in which they held ranks up
             times = replace(times, facets=in_order)
             measured.append(times)
-            of_scenarios += (remarks_on_run if planned.run else remarks_of)(planned.scenario)
+            of_scenarios += remarks_on_run(planned.scenario)
             rows.append(_record(planned, times, done, file))
             traces += [(label, done.trace)] if plot and done.trace else []
     tables = [table_text(f"{Path(name).name}: seconds per step, averaged over ranks", _COLUMNS, rows)]

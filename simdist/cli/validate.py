@@ -14,6 +14,7 @@ from simdist.runs.calibrated import Calibrated
 from simdist.scenario import dump_cluster
 from simdist.studies.comparison import find_label
 from simdist.studies.ranking import summarize
+from simdist.studies.remarks import Remark, of_inputs
 from simdist.studies.validated_run import ValidatedRun, order_document, validate_run, verdict_on_order
 from simdist.studies.validation import corrected
 
@@ -48,7 +49,8 @@ def command(
             raise click.UsageError(f"--calibrate {calibrate}: exists; choose another file, or remove it")
         calibrated = Calibrated.read(cluster) if cluster else None
         runs = inputs.usable(session, name, inputs.read_runs(name, schedule), _missing)
-        _warn_of_other_scenarios(session, runs)
+        unlike = _unlike(runs)
+        session.remark("", unlike)
         if calibrate and len(runs) > 1:
             raise click.UsageError(f"--calibrate takes one run; {name} has {len(runs)}: choose one with --schedule")
         done = list(_validate(session, runs, calibrated, bar))
@@ -63,7 +65,7 @@ def command(
         "cluster": str(cluster) if cluster else None,
         "corrected": correction,
         "rows": [each.document() for each in done],
-        "summary": order_document(summary) if summary else None,
+        "summary": order_document(summary, unlike) if summary else None,
     }
     session.result(document, "\n\n\n".join(texts))
     if plot:
@@ -84,15 +86,13 @@ def _corrected(session: common.CliSession, each: ValidatedRun, calibrated: Calib
     return done
 
 
-def _warn_of_other_scenarios(session: common.CliSession, runs: Sequence[run_directory.RunDirectory]) -> None:
-    """Speed-ups between different models or machines say nothing of schedules."""
+def _unlike(runs: Sequence[run_directory.RunDirectory]) -> list[Remark]:
+    """Return remarks on runs of other machines or models: speed-ups between these say nothing of schedules."""
     first, *others = runs
-    for other in others:
-        ours, theirs = ((run.scenario.cluster, run.scenario.workload) for run in (first, other))
-        if ours != theirs:
-            session.say(
-                f"warning: {other.path}: other machines or another model than {first.path}: speed-ups mean little"
-            )
+    machines = first.scenario.cluster, first.scenario.workload
+    unlike = [each for each in others if (each.scenario.cluster, each.scenario.workload) != machines]
+    than = f"other machines or another model than {first.path}: speed-ups mean little"
+    return [Remark("input", f"{each.path}: {than}") for each in unlike]
 
 
 def _missing(run: run_directory.RunDirectory) -> str | None:
@@ -119,13 +119,9 @@ def _validate(
 
         progress(0, n_steps)
         found = validate_run(run, calibrated, progress=progress)
-        path = run.path / run_directory.REAL
-        if found.without_links:
-            session.say(f"warning: {path}: was measured without its disturbed links, so it is simulated without them")
+        session.remark(str(run.path), of_inputs(found.remarks))
         kept = run.path / run_directory.SIMULATED
-        if not (calibrated or found.without_links or kept.exists()):
+        if not (calibrated or found.run is not run or kept.exists()):
             run_directory.save_trace(found.simulated, kept)
             session.wrote(kept)
-        if found.validation.n_steps < n_steps:
-            session.say(f"warning: {path}: only {found.validation.n_steps} of {n_steps} steps were finished")
         yield found

@@ -20,7 +20,7 @@ from simdist.studies.comparison import find_label
 from simdist.studies.imported_facts import not_compared
 from simdist.studies.loading import loading_cost, no_data
 from simdist.studies.proposals import few_schedules
-from simdist.studies.remarks import Remark, of_inputs, remarks_on_run
+from simdist.studies.remarks import Remark, of_inputs, remarks_of
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import first_steps
 
@@ -90,8 +90,6 @@ def _show_loading(session: common.CliSession, name: str, schedule: str | None, *
 
             with naming(name):
                 cost = loading_cost(source, turns_knobs=turns_knobs, bandwidth=bandwidth, progress=progress)
-            if cost.remark:
-                session.say(f"warning: {cost.remark}")
             found.append(cost)
     document = {"scenario": name, "rows": [each.document() for each in found]}
     session.result(document, "\n\n\n".join(each.text() for each in found))
@@ -159,7 +157,7 @@ def _from_directory(session: common.CliSession, name: str, options: WhatifOption
     if file.name == run_directory.REAL:
         run = run_directory.as_measured(run, trace)
     trace, unfinished = _finished(file, trace)
-    remarks = (*remarks_on_run(run.scenario), *unfinished)
+    remarks = (*remarks_of(run.scenario), *unfinished)
     session.remark(str(run.path), of_inputs(remarks))
     baseline = run.scenario.schedules[0]
     others = {each.scenario.schedules[0].name: each.scenario.schedules[0] for each in runs}

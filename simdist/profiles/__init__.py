@@ -1,7 +1,7 @@
 """Profiler traces of a real training job, and the scenario made of them.
 
     paths = find_traces(["traces/"])
-    profiles = profile_all(paths)                           a RankProfile, or an error, for each file
+    profiles, left_out = readable(profile_all(paths))       a RankProfile, or a remark, for each file
     imported = import_job(profiles, name="job")             an ImportedJob: scenario, delays, stragglers, proof, notes
     write_scenario(imported, Path("job.yaml"))
 
@@ -26,7 +26,7 @@ from simdist import exporting
 if TYPE_CHECKING:
     from simdist.profiles.importing import ImportedJob, SlowedJob, import_job, what_slowed
     from simdist.profiles.stages import ImportOptions
-    from simdist.profiles.trace_files import find_traces, profile_all
+    from simdist.profiles.trace_files import find_traces, profile_all, readable
     from simdist.profiles.writing import write_scenario
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "find_traces",
     "import_job",
     "profile_all",
+    "readable",
     "what_slowed",
     "write_scenario",
 ]
@@ -49,6 +50,7 @@ __getattr__, __dir__ = exporting(
         "find_traces": "trace_files",
         "import_job": "importing",
         "profile_all": "trace_files",
+        "readable": "trace_files",
         "what_slowed": "importing",
         "write_scenario": "writing",
     },

@@ -129,13 +129,20 @@ class ImportedJob(SlowedJob):
         return f"<job of {self.scenario.cluster.world_size:,} ranks, {self.step_s:.4g} s per step, {late} stragglers>"
 
 
-def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOptions | None = None) -> ImportedJob:
+def import_job(
+    profiles: Sequence[RankProfile],
+    *,
+    name: str,
+    options: ImportOptions | None = None,
+    left_out: Sequence[Remark] = (),
+) -> ImportedJob:
     """Return the job of these traces as a scenario.
 
     Args:
         profiles: One per trace file, in any order.
         name: Name of the scenario.
         options: Facts that the user knows.
+        left_out: Remarks on traces that could not be read.
 
     Raises:
         TraceError: The traces are of different jobs, or contain too little.
@@ -161,7 +168,7 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOpt
         scenario=proven.scenario.model_copy(update=told),
         delays=late.delays,
         proof=proven.proof,
-        notes=tuple(_notes(timed, late, proven)),
+        notes=(*(f"{_WARNING}{each}" for each in left_out), *_notes(timed, late, proven)),
     )
 
 

@@ -13,6 +13,7 @@ from simdist.jobs import LocalPool, finished
 from simdist.machine import n_cores
 from simdist.profiles.steps.model import RankProfile
 from simdist.profiles.steps.ranks import profile_rank
+from simdist.studies.remarks import Remark
 
 _SUFFIXES = (".json", ".json.gz")
 _PARTS = re.compile(r"(\D*)(\d*)")
@@ -112,6 +113,20 @@ def profile_all(
         if progress:
             progress(len(outcomes), len(paths))
     return [outcomes[number] for number in range(len(paths))]
+
+
+def readable(outcomes: Sequence[_Outcome]) -> tuple[list[RankProfile], list[Remark]]:
+    """Return the profiles of the traces that could be read, and a remark on each of the others, which are left out.
+
+    Raises:
+        TraceError: None could be read.
+    """
+    read = [each for each in outcomes if isinstance(each, RankProfile)]
+    failed = [each for each in outcomes if isinstance(each, TraceError)]
+    if not read:
+        of_all = f"none of the {len(failed)} traces can be used; the first: " if failed[1:] else ""
+        raise TraceError(f"{of_all}{failed[0]}")
+    return read, [Remark("accuracy", f"left out: {each}") for each in failed]
 
 
 def _elsewhere(

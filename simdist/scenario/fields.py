@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_orig
 from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 
 from simdist.scenario import strict_yaml
-from simdist.scenario.strict_yaml import Path, path_text
+from simdist.scenario.strict_yaml import BASES, Path, path_text
 from simdist.settings.base import (
     IS_NOW,
     FromFile,
@@ -29,12 +29,11 @@ from simdist.settings.units import SI, Unit
 _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+|\[\d+\])*", re.ASCII)
 _PARTS = re.compile(r"\w+", re.ASCII)
 _MAX_DIGITS = 9  # of an index
-#: Parts of a scenario that may be just a name, and the keys under which they name what they begin with.
+#: Parts of a scenario that may be just a name.
 BASED = ("cluster", "workload")
-_BASES = ("preset", "file")
 
 _STANDING_FOR_OTHERS = {  # keys that are read before the settings are
-    **{(part, base): f"{part}.{base}" for part in BASED for base in _BASES},
+    **{(part, base): f"{part}.{base}" for part in BASED for base in BASES},
     ("workload", "tensors_file"): "workload.tensors_file",
     ("workload", "transformer"): "workload.transformer",
 }

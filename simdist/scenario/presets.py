@@ -3,16 +3,15 @@
 import functools
 from importlib import resources
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from simdist.errors import ScenarioError
 from simdist.scenario.loading import Part, read_part
+from simdist.scenario.strict_yaml import BASES
 from simdist.scenario.workload import TIMES, unmeasured
-from simdist.settings.base import nearest, refuse, shown
+from simdist.settings.base import Settings, SettingsGroup, nearest, refuse, shown, stated
 
 PresetKind: TypeAlias = Literal["clusters", "workloads", "scenarios"]
-
-_BASES = {"preset", "file"}
 
 # Keys that say the same in two ways, or that belong to a measurement: one written over a preset replaces the others.
 _RIVALS = {
@@ -54,6 +53,8 @@ def _read(part: Part, kind: PresetKind, name: str) -> dict[str, object]:
 def expand(part: Part, value: object, *, folder: Path = Path()) -> object:
     """Replace a preset's name, or `preset: NAME` or `file: NAME` with keys that override it, by what it stands for.
 
+    In files that simdist wrote, `base` has the keys themselves: see `with_base`.
+
     Args:
         part: Part of a scenario that the value is.
         value: As it stands in a file.
@@ -68,11 +69,16 @@ def expand(part: Part, value: object, *, folder: Path = Path()) -> object:
         if value not in names(kind):
             raise ValueError(_unknown(kind, value))
         return dict(_read(part, kind, value))
-    if not isinstance(value, dict) or not _BASES & value.keys():
+    given = [key for key in BASES if isinstance(value, dict) and key in value]
+    if not isinstance(value, dict) or not given:
         return value
-    overrides = {key: item for key, item in value.items() if key not in _BASES}
-    if value.keys() >= _BASES:
-        refuse("preset", [(("preset",), "'preset' beside 'file': write one of them")])
+    overrides = {key: item for key, item in value.items() if key not in BASES}
+    if len(given) > 1:
+        first, second, *_ = given
+        refuse(first, [((first,), f"{first!r} beside {second!r}: write one of them")])
+    if "base" in value:
+        base = value["base"]
+        return _merged(base, overrides) if isinstance(base, dict) else value
     if "file" in value:
         base = _read_file(part, value["file"], folder)
         if part == "workload":
@@ -86,6 +92,35 @@ def expand(part: Part, value: object, *, folder: Path = Path()) -> object:
     if part == "workload":
         _refuse_other_model(base, overrides, "preset")
     return _merged(base, overrides)
+
+
+def with_base(settings: Settings, in_file: dict[str, Any]) -> dict[str, Any]:
+    """Return a cluster or a workload as a file has it: the keys that the user wrote, and a `base` with the others.
+
+    Args:
+        settings: The cluster or the workload.
+        in_file: All of its keys.
+    """
+    own, base = _apart(settings, in_file)
+    moved = {"uncertain", *(rival for key in own for rival in _RIVALS.get(key, ()))}  # which `expand` would drop
+    own |= {key: base.pop(key) for key in [*base] if key in moved}
+    return {"base": base, **own} if base else own
+
+
+def _apart(settings: Settings, in_file: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the keys that the user wrote, and those that a preset or a file states."""
+    own: dict[str, Any] = {}
+    base: dict[str, Any] = {}
+    written = stated(settings, in_file)
+    for name, value in settings:
+        key = type(settings).model_fields[name].alias or name
+        if key in written and isinstance(value, SettingsGroup):
+            of_own, of_base = _apart(value, in_file[key])
+            own |= {key: of_own} if of_own else {}
+            base |= {key: of_base} if of_base else {}
+        elif key in written:
+            (own if name in settings.model_fields_set else base)[key] = written[key]
+    return own, base
 
 
 def _refuse_other_batch(base: dict[str, object], overrides: dict[str, object]) -> None:

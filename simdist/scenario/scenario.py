@@ -27,7 +27,7 @@ from simdist.scenario.effects import WITHOUT_DATA, EffectSource, Uses
 from simdist.scenario.facts import Imported
 from simdist.scenario.links import FLOW_KINDS, LINK_KINDS, LinkDisturbance, TrafficPattern
 from simdist.scenario.loading import SettingsT, in_full, read_text, validated
-from simdist.scenario.strict_yaml import path_text
+from simdist.scenario.strict_yaml import BASES, path_text
 from simdist.scenario.uncertain import Range, check_ranges
 from simdist.scenario.workload import Workload, other_batch_fault
 from simdist.schedules import KINDS as SCHEDULE_KINDS
@@ -40,6 +40,7 @@ from simdist.settings.base import (
     folder_of,
     refuse,
     shown,
+    stated,
     unchecked_copy,
     validate_by_kind,
 )
@@ -89,7 +90,6 @@ class Host(Settings):
         return self.waits_for == "update" or self.run_ahead_steps != 0
 
 
-_BASES = {"preset", "file"}
 _MOST_WORKERS = 1024
 _SHARED_BATCH = ("prefetch", "readers", "decode_workers")  # keys of threads that share a batch
 
@@ -169,13 +169,14 @@ def _forget_base(settings: SettingsT, value: object) -> SettingsT:
     """Count as written only what the user wrote, not what a preset or another file says."""
     if isinstance(value, str):
         value = {"preset": value}
-    if isinstance(value, dict) and not _BASES.isdisjoint(value):
+    if isinstance(value, dict) and any(key in value for key in BASES):
         _forget_others(settings, value)
     return settings
 
 
 def _forget_others(settings: Settings, written: Mapping[str, object]) -> None:
-    settings.model_fields_set.intersection_update(written)
+    fields = type(settings).model_fields
+    settings.model_fields_set.intersection_update({name for name in fields if {name, fields[name].alias} & {*written}})
     for name, value in settings:
         if isinstance(value, SettingsGroup):
             own = written.get(name)
@@ -697,5 +698,11 @@ def loads(text: str, *, name: str = "<text>", folder: FilePath = FilePath()) -> 
 
 
 def dump(scenario: Scenario) -> str:
-    """Write YAML that loads to an equal scenario without any other file, recordings excepted."""
-    return strict_yaml.dump(strict_yaml.with_numbers_as_keys(scenario.model_dump(mode="json")))
+    """Write YAML that loads to an equal scenario without any other file, recordings excepted.
+
+    It has what the user wrote, so that remarks are the same. What a preset or a file states is the `base` of a cluster
+    or a workload.
+    """
+    in_file: Any = strict_yaml.with_numbers_as_keys(scenario.model_dump(mode="json"))
+    parts = {key: presets.with_base(getattr(scenario, key), in_file[key]) for key in ("cluster", "workload")}
+    return strict_yaml.dump({"name": scenario.name} | stated(scenario, in_file) | parts)

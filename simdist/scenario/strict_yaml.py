@@ -32,6 +32,9 @@ except ImportError:  # PyYAML without libyaml
 
 Path: TypeAlias = tuple[str | int, ...]
 
+#: Keys of a cluster or a workload under which it names, or has, what its other keys override.
+BASES = ("preset", "file", "base")
+
 _MAX_DEPTH = 50
 _MAX_VALUES = 1_000_000
 _INTEGER = re.compile(r"[-+]?[0-9]+|0x[0-9a-fA-F]+|0o[0-7]+")

@@ -181,6 +181,30 @@ def unchecked_copy(settings: _SettingsT, **update: object) -> _SettingsT:
     return BaseModel.model_copy(settings, update=update)
 
 
+def stated(settings: object, in_file: Any) -> Any:
+    """Return settings as a file has them without defaults that nobody wrote.
+
+    Args:
+        settings: The settings, or a list of them.
+        in_file: The same with all keys.
+    """
+    if isinstance(settings, tuple) and isinstance(in_file, list):
+        return [stated(*each) for each in zip(settings, in_file, strict=True)]
+    if not (isinstance(settings, Settings) and isinstance(in_file, dict)):
+        return in_file
+    found = dict(in_file)
+    for name, field in type(settings).model_fields.items():
+        key = field.alias or name
+        value = getattr(settings, name)
+        if key not in found or key == "kind":
+            continue
+        if name in settings.model_fields_set or _is_changed(field, value):
+            found[key] = stated(value, found[key])
+        else:
+            del found[key]
+    return found
+
+
 def refuse(title: str, faults: Iterable[Fault]) -> None:
     """Raise one pydantic ValidationError for all faults, or return if there are none."""
     faults = list(faults)

@@ -25,6 +25,7 @@ from simdist.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.studies.columns import frame_of_records
 from simdist.studies.facets import GRADIENTS
+from simdist.studies.known_delays import uncorrected_remarks, with_unseen
 from simdist.studies.measuring import ScheduleTimes, measure
 from simdist.studies.remarks import Remark
 from simdist.studies.resampling import ResampledRecording, Runs, longest_period, runs_of
@@ -199,13 +200,17 @@ def find_gains(
         n_runs=n_seeds,
         n_steps=runs.scenario_for(baseline).steps,
         recording=runs.recording,
-        remarks=tuple(each for each in runs.remarks if not each.is_of_inputs),
+        remarks=(
+            *(each for each in runs.remarks if not each.is_of_inputs),
+            *uncorrected_remarks(runs.scenario_for(baseline), n_seeds),
+        ),
         problem=scenario.imported.problem if scenario.imported else None,
     )
 
 
 def _measure(scenario: Scenario, schedule: Schedule, n_seeds: int, progress: _Progress | None) -> ScheduleTimes:
-    return measure(scenario, build(scenario, schedule), n_seeds=n_seeds, progress=progress)
+    built = build(scenario, schedule)
+    return with_unseen(scenario, built, measure(scenario, built, n_seeds=n_seeds, progress=progress))
 
 
 def _gain(measured: ScheduleTimes, base: ScheduleTimes, runs: Runs, compared: tuple[Schedule, Schedule]) -> Gain:
@@ -214,6 +219,8 @@ def _gain(measured: ScheduleTimes, base: ScheduleTimes, runs: Runs, compared: tu
         raise ScenarioError(f"{measured.label}: a step takes no time, so there is no speed-up")
     speedup = float(base.step_s.mean() / measured.step_s.mean())
     problem = _problem(runs, len(base.step_s), compared)
+    if not problem and base.unseen_s and measured.unseen_s:
+        problem = f"no two of {len(base.step_s)} runs differ, although delays are random: write more --resamples"
     interval = None
     if runs.scenario.is_random and not problem:
         speedups = base.step_s / measured.step_s

@@ -48,7 +48,7 @@ from simdist.scenario.sampling import sampler
 from simdist.settings.base import plural
 from simdist.settings.units import format_seconds, format_share
 from simdist.studies.measuring import ScheduleTimes, measure_delays
-from simdist.studies.remarks import Remark, documents
+from simdist.studies.remarks import Remark, documents, remarks_of
 
 _N_PILOTS = 24
 _N_SLOW_PILOTS = 3  # of runs by events, which take far longer
@@ -61,6 +61,7 @@ _FAR_LONGER = 1000.0  # than other delays: what a tail without a variance costs 
 _RULE_OF_THREE = 3.0
 _FEW_EXPECTED = 20.0  # delays in all runs: fewer are said
 _MIDDLE = (2.5, 97.5)  # percentiles
+_CORRECTED = "; times are corrected to the known mean of the delays"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,11 @@ class KnownDelays:
     expected: ExpectedDelays
     drawn_s: NDArray[np.float64]
     n_late: NDArray[np.int64]
+
+    @property
+    def place(self) -> str:
+        """Path of the disturbance."""
+        return f"disturbances[{self.index}]"
 
     @property
     def n_expected(self) -> float:
@@ -181,9 +187,22 @@ def corrected(scenario: Scenario, built: Built, measured: ScheduleTimes) -> Sche
     found = measured
     for each in known:
         found = corrected_by(each, cost_of_delay(scenario, built, each), found, n_steps=scenario.steps)
-    if np.ptp(found.step_s) == 0 and not found.unseen_s:
-        return replace(found, unseen_s=_unseen_s(scenario, channels, n_seeds))
-    return found
+    return found if found.unseen_s else with_unseen(scenario, built, found)
+
+
+def with_unseen(scenario: Scenario, built: Built, measured: ScheduleTimes) -> ScheduleTimes:
+    """Return the times of a schedule; if no two runs differ, with how much longer a step may be all the same.
+
+    Args:
+        scenario: The schedule's.
+        built: The schedule.
+        measured: Its times with the seeds from the scenario's on.
+    """
+    n_seeds = len(measured.step_s)
+    if n_seeds == 1 or not scenario.is_random or np.ptp(measured.step_s) > 0:
+        return measured
+    channels = {op.channel for op in delays_of(built.plan)}
+    return replace(measured, unseen_s=_unseen_s(scenario, channels, n_seeds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,11 +324,33 @@ class Chances:
 
 def chances_of(scenario: Scenario, n_seeds: int) -> Chances:
     """Return what is known of the delays of some seeds of a scenario."""
-    if not scenario.is_random or n_seeds == 1:
+    if not scenario.is_random:
         return Chances()
+    if n_seeds == 1:
+        return Chances(uncorrected_remarks(scenario, 1))
     rare = (_of_rare(each) for each in known_delays(scenario, n_seeds) if each.n_expected < _FEW_EXPECTED)
-    tails = (remark for i in _acting(scenario) if (remark := _of_tail(scenario, i)))
+    tails = (remark for i in _acting(scenario) if (remark := _of_tail(scenario, i, _CORRECTED)))
     return Chances(tuple(rare), tuple(tails))
+
+
+def uncorrected_remarks(scenario: Scenario, n_runs: int) -> tuple[Remark, ...]:
+    """Return what some runs do not show of rare and heavy delays, where their times are not corrected.
+
+    Args:
+        scenario: The scenario.
+        n_runs: Runs, with the seeds from the scenario's on.
+    """
+    if not scenario.is_random:
+        return ()
+    acting = [i for i in _acting(scenario) if _disturbance(scenario, i).on != "io" or scenario.uses.source == "storage"]
+    rare = (_drawn(scenario, i, n_runs) for i in acting if _is_special(scenario, i, n_runs))
+    of_rare = (_of_uncorrected(each) for each in rare if each.n_expected < _FEW_EXPECTED)
+    return (*filter(None, of_rare), *filter(None, (_of_tail(scenario, i, "") for i in acting)))
+
+
+def remarks_on_run(scenario: Scenario) -> tuple[Remark, ...]:
+    """Return the remarks on a scenario that is simulated, or measured, with its seed only."""
+    return (*remarks_of(scenario), *uncorrected_remarks(scenario, 1))
 
 
 def chance_remarks(chances: Chances, measured: Sequence[ScheduleTimes]) -> list[Remark]:
@@ -320,7 +361,7 @@ def chance_remarks(chances: Chances, measured: Sequence[ScheduleTimes]) -> list[
         measured: Times of each schedule, with the same seeds.
     """
     n_seeds = len(measured[0].step_s)
-    found = [*chances.rare] if any(each.uncorrected is not None for each in measured) else []
+    found = [*chances.rare] if n_seeds == 1 or any(each.uncorrected is not None for each in measured) else []
     if chances.tails:
         runs = "; ".join(f"{each.label} {_middle(each.as_simulated.step_s)}" for each in measured)
         of_runs = f"step time of single runs, the median and 95 of 100: {runs}"
@@ -336,22 +377,34 @@ def chance_remarks(chances: Chances, measured: Sequence[ScheduleTimes]) -> list[
 
 
 def _of_rare(known: KnownDelays) -> Remark:
+    if not known.n_late.any():
+        return Remark("accuracy", f"{_none_fell(known)}, and what one delay costs in runs of its own", known.place)
+    return Remark("result", f"{_some_fell(known)}: times are corrected to the expected number", known.place)
+
+
+def _of_uncorrected(known: KnownDelays) -> Remark | None:
+    """Say how many rare delays fell into runs whose times are not corrected; of a single run, if none did."""
+    if not known.n_late.any():
+        return Remark("accuracy", _none_fell(known), known.place) if known.n_expected else None
+    if len(known.n_late) == 1:
+        return None
+    return Remark("accuracy", f"{_some_fell(known)}: times are not corrected to the expected number", known.place)
+
+
+def _none_fell(known: KnownDelays) -> str:
+    runs = "this run" if len(known.n_late) == 1 else "these runs"
+    return f"no delay of {known.place} fell into {runs}, {known.n_expected:.2g} expected: times are those without it"
+
+
+def _some_fell(known: KnownDelays) -> str:
     n_late = int(known.n_late.sum())
-    n_seeds = len(known.drawn_s)
-    place = f"disturbances[{known.index}]"
-    if not n_late:
-        text = (
-            f"no delay of {place} fell into these runs, {known.n_expected:.2g} expected: times are those without it, "
-            f"and what one delay costs in runs of its own"
-        )
-        return Remark("accuracy", text, place)
-    late = f"{n_late} late {plural(n_late, 'step')} of {place} fell into {n_seeds} seeds"
-    n_expected = known.expected.late_steps * n_seeds
-    return Remark("result", f"{late}, {n_expected:.2g} expected: times are corrected to the expected number", place)
+    n_seeds = len(known.n_late)
+    late = f"{n_late} late {plural(n_late, 'step')} of {known.place} fell into {n_seeds} seeds"
+    return f"{late}, {known.expected.late_steps * n_seeds:.2g} expected"
 
 
-def _of_tail(scenario: Scenario, index: int) -> Remark | None:
-    """Say what a tail without a variance means for the results."""
+def _of_tail(scenario: Scenario, index: int, corrected: str) -> Remark | None:
+    """Say what a tail without a variance means for the results; `corrected` is said where its mean is known."""
     one = _disturbance(scenario, index)
     share = share_of_largest(one)
     if share is None:
@@ -362,7 +415,7 @@ def _of_tail(scenario: Scenario, index: int) -> Remark | None:
     else:
         known = (
             f"the delays of {place} have no variance, so the mean of runs cannot be known: the largest 1 % carry "
-            f"{format_share(share)} of it; times are corrected to the known mean of the delays"
+            f"{format_share(share)} of it{corrected}"
         )
     return Remark("accuracy", known, place)
 

@@ -20,6 +20,7 @@ from simdist.studies.columns import Column, seconds, shown_epochs
 from simdist.studies.data_knobs import KnobEffects, Progress, knob_effects, what_to_write
 from simdist.studies.epoch_bounds import LIMITS, EpochLimits, epoch_limits
 from simdist.studies.epochs import HIDDEN_SHARE, Epoch, Epochs, Loading, compare_loading, find_epochs
+from simdist.studies.remarks import Remark, below_table, documents, remarks_of
 from simdist.studies.tables import table_text
 from simdist.traces.trace import Trace
 
@@ -85,7 +86,7 @@ class LoadingCost:
         least: Lower bounds of staging and epochs.
         knobs: What single changes do; None if they were not tried.
         bandwidth: Bandwidth of the storage server as the scenario file writes it; None if it does not.
-        remark: What is missing of the measurement; empty if nothing is.
+        remarks: What to know beside the tables.
     """
 
     source: PlannedSchedule
@@ -93,7 +94,7 @@ class LoadingCost:
     least: Sequence[EpochLimits]
     knobs: KnobEffects | None
     bandwidth: object
-    remark: str = ""
+    remarks: tuple[Remark, ...]
 
     def document(self) -> _Record:
         """Return how a schedule loads its data as JSON.
@@ -108,6 +109,7 @@ class LoadingCost:
             hits_differences (list or null): Levels that differ (str).
             limits (list): "Lower bounds of an epoch", also of staging.
             knobs (object or null): With `--knobs`: "Knobs".
+            remarks (list): "A remark".
         """
         source = self.source
         traces = {"simulated": self.loading.simulated, "measured": self.loading.measured}
@@ -121,10 +123,11 @@ class LoadingCost:
             "hits_differences": self.loading.differences,
             "limits": [_limits_record(each) for each in self.least],
             "knobs": _knobs_document(self.knobs) if self.knobs else None,
+            "remarks": documents(self.remarks),
         }
 
     def text(self) -> str:
-        """Return the same as tables."""
+        """Return the same as tables, with the remarks below that only its results tell."""
         plan = self.source.plan
         simulated = self.loading.simulated
         measured = self.loading.measured
@@ -134,6 +137,7 @@ class LoadingCost:
         about = f"{plan.name}: {plan.world_size:,} ranks, {plan.n_steps:,} steps, {per_epoch:,} an epoch; {sources}"
         below = [_limits_text(self.least, simulated, self.source.scenario.cluster.storage, self.bandwidth)]
         below += [_knobs_text(self.knobs)] if self.knobs else []
+        below += below_table(self.remarks)
         return "\n".join([about, loading_text(self.loading), *(f"\n{text}" for text in below)])
 
 
@@ -148,13 +152,14 @@ def loading_cost(
         bandwidth: Bandwidth of the storage server as the scenario file writes it.
         progress: Called with what is simulated, the steps done and all steps.
     """
-    loading, remark = _loading(source, None if turns_knobs else progress)
+    loading, missing = _loading(source, None if turns_knobs else progress)
     knobs = None
     if turns_knobs:
         with naming(source.schedule.name):
             knobs = knob_effects(source.scenario, source.schedule, source.drawn_delays(), progress=progress)
     least = epoch_limits(source.plan, source.costs, relieved=_relieved(source))
-    return LoadingCost(source, loading, least, knobs, bandwidth, remark)
+    of_scenario = remarks_of(source.scenario)
+    return LoadingCost(source, loading, least, knobs, bandwidth, (*of_scenario, *missing))
 
 
 def no_data(source: PlannedSchedule) -> str | None:
@@ -173,8 +178,8 @@ def _relieved(source: PlannedSchedule) -> Costs | None:
     return price_of(source.plan, source.scenario.model_copy(update={"cluster": relieved}))
 
 
-def _loading(source: PlannedSchedule, report: Progress | None) -> tuple[Loading, str]:
-    """Return the epochs of a plan, and what is missing of its measurement."""
+def _loading(source: PlannedSchedule, report: Progress | None) -> tuple[Loading, list[Remark]]:
+    """Return the epochs of a plan, and a remark if something is missing of its measurement."""
 
     def progress(step: int, n_steps: int) -> None:
         if report:
@@ -182,12 +187,13 @@ def _loading(source: PlannedSchedule, report: Progress | None) -> tuple[Loading,
 
     trace = _simulated(source, progress)
     if source.run is None or not (source.run.path / run_directory.REAL).exists():
-        return Loading(find_epochs(trace)), ""
+        return Loading(find_epochs(trace)), []
     path = source.run.path / run_directory.REAL
     loading = compare_loading(source.run, trace, run_directory.read_trace(path, plan=source.plan))
     n_steps = len(loading.simulated.step_stall_s)
-    missing = n_steps < source.plan.n_steps
-    return loading, f"{path}: only {n_steps} of {source.plan.n_steps} steps were finished" if missing else ""
+    if n_steps == source.plan.n_steps:
+        return loading, []
+    return loading, [Remark("accuracy", f"{path}: only {n_steps} of {source.plan.n_steps} steps were finished")]
 
 
 def _simulated(source: PlannedSchedule, progress: Callable[[int, int], None]) -> Trace:

@@ -28,8 +28,6 @@ _FEW_PERIODS = 10  # of a schedule in a run
 _WIDTH = 120  # columns of a sentence
 _MOST_SHOWN = 20  # remarks on a table of many points
 _CALLERS = 3  # frames from `warnings.warn` to the code of the user
-_NO_EFFECT = " has no effect"
-_PARTS = ("workload.", "cluster.", "input.", "host.")
 _PATH = re.compile(r"([a-z_]+)((\.\w+|\[\d+\])+|(?=:| has no effect))")
 
 
@@ -156,15 +154,6 @@ def _on_lengths(scenario: Scenario, warm_up: int) -> Iterator[Remark]:
             enough = left_out + _FEW_PERIODS * len(cycle)
             text = f"{has}, so its end changes the mean: write steps: {enough}"
             yield Remark("accuracy", text, f"schedules[{i}]")
-
-
-def remarks_on_run(scenario: Scenario) -> tuple[Remark, ...]:
-    """Return the remarks on the scenario of a run directory: simdist wrote all keys of its parts, not the user.
-
-    So those without effect say nothing.
-    """
-    found = remarks_of(scenario)
-    return tuple(each for each in found if not (each.place.startswith(_PARTS) and _NO_EFFECT in each.text))
 
 
 def _place(text: str) -> str:

@@ -6,7 +6,7 @@ largest tolerable one is found by bisection.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, final
@@ -20,7 +20,9 @@ from simdist.schedules import Schedule
 from simdist.settings.base import picked, plural
 from simdist.settings.units import format_seconds, format_share
 from simdist.studies.columns import SCHEDULE, Column, frame_of_records, seconds
+from simdist.studies.known_delays import uncorrected_remarks
 from simdist.studies.measuring import measure
+from simdist.studies.remarks import Remark, below_table, documents, remarks_of, with_remarks
 from simdist.studies.tables import table_text
 
 if TYPE_CHECKING:
@@ -112,7 +114,14 @@ class Tolerances(list[Tolerance]):
     """
 
     def __init__(
-        self, rows: Iterable[Tolerance], *, title: str, scenario: str, delay_s: float, most_loss: float
+        self,
+        rows: Iterable[Tolerance],
+        *,
+        title: str,
+        scenario: str,
+        delay_s: float,
+        most_loss: float,
+        remarks: Iterable[Remark] = (),
     ) -> None:
         """Take the tolerance of each schedule.
 
@@ -122,12 +131,14 @@ class Tolerances(list[Tolerance]):
             scenario: Name of the scenario.
             delay_s: How late a straggler is.
             most_loss: Share of the time that may be lost.
+            remarks: What to know beside the table.
         """
         super().__init__(rows)
         self.title = title
         self.scenario = scenario
         self.delay_s = delay_s
         self.most_loss = most_loss
+        self.remarks = tuple(remarks)
 
     def document(self) -> dict[str, object]:
         """Return the answer as JSON.
@@ -136,16 +147,20 @@ class Tolerances(list[Tolerance]):
             scenario (str): Name.
             delay_s, most_loss (float): Delay of a straggler, and share of the time that may be lost.
             rows (list): "Tolerable stragglers".
+            remarks (list): "A remark".
         """
-        return {**picked(self, "scenario", "delay_s", "most_loss"), "rows": [each.record() for each in self]}
+        rows = [each.record() for each in self]
+        return {**picked(self, "scenario", "delay_s", "most_loss"), "rows": rows, "remarks": documents(self.remarks)}
 
     def text(self) -> str:
-        """Return the same as a table."""
-        return table_text(self.title, COLUMNS, [each.record() for each in self])
+        """Return the same as a table, with the remarks below that only its results tell."""
+        return "\n\n".join(
+            [table_text(self.title, COLUMNS, [each.record() for each in self]), *below_table(self.remarks)]
+        )
 
     def frame(self) -> "pd.DataFrame":
         """Return one row per schedule, with the columns of `simdist compare --tolerable`."""
-        return frame_of_records(each.record() for each in self)
+        return with_remarks(frame_of_records(each.record() for each in self), self.remarks)
 
     def plot(self) -> "Figure":
         """Draw the largest tolerable probability of each schedule."""
@@ -196,7 +211,21 @@ def tolerances(
                 tolerance(scenario, each, delay_s=delay_s, most_loss=most_loss, n_seeds=n_seeds, progress=report)
             )
     title = _title(scenario, delay_s=delay_s, most_loss=most_loss, n_seeds=n_seeds)
-    return Tolerances(found, title=title, scenario=scenario.name, delay_s=delay_s, most_loss=most_loss)
+    return Tolerances(
+        found,
+        title=title,
+        scenario=scenario.name,
+        delay_s=delay_s,
+        most_loss=most_loss,
+        remarks=_remarks(scenario, n_seeds),
+    )
+
+
+def _remarks(scenario: Scenario, n_seeds: int) -> Iterator[Remark]:
+    """Yield the remarks on a scenario whose transient stragglers are replaced."""
+    yield from remarks_of(scenario)
+    replaced = [f"disturbances[{i}]" for i, each in enumerate(scenario.disturbances) if isinstance(each, Transient)]
+    yield from (each for each in uncorrected_remarks(scenario, n_seeds) if each.place not in replaced)
 
 
 def _title(scenario: Scenario, *, delay_s: float, most_loss: float, n_seeds: int) -> str:

@@ -1,7 +1,7 @@
 """A run, measured and simulated: the comparison, as JSON and as text."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from simdist.studies.comparison import range_of_trace
 from simdist.studies.epochs import Loading, compare_loading
 from simdist.studies.held import with_links
 from simdist.studies.ranking import Summary
+from simdist.studies.remarks import Remark, below_table, documents, remarks_of
 from simdist.studies.statistics import Interval
 from simdist.studies.tables import BOTH, table_text
 from simdist.studies.validation import Validation
@@ -64,7 +65,7 @@ class ValidatedRun:
         validation: How they compare.
         loading: Epochs of both, with a data set.
         range_s: Interval of the simulated makespan, if something is uncertain.
-        without_links: It was measured without its disturbed links, so it is simulated without them.
+        remarks: What to know beside the tables.
     """
 
     run: run_directory.RunDirectory
@@ -73,7 +74,7 @@ class ValidatedRun:
     validation: Validation
     loading: Loading | None
     range_s: Interval | None
-    without_links: bool = False
+    remarks: tuple[Remark, ...] = ()
 
     def __repr__(self) -> str:
         return self.text(None)
@@ -100,6 +101,7 @@ class ValidatedRun:
             epochs (list): Only with a data set: "The error of an epoch".
             hits_identical (bool or null): Only with a data set: see "How a schedule loads its data".
             hits_differences (list or null): Likewise.
+            remarks (list): "A remark".
         """
         found = self.validation
         document: dict[str, object] = {
@@ -116,10 +118,13 @@ class ValidatedRun:
         if self.loading:
             document["epochs"] = [asdict(error) for error in self.loading.errors]
             document |= picked(self.loading, "hits_identical", hits_differences="differences")
-        return document
+        return document | {"remarks": documents(self.remarks)}
 
     def text(self, cluster: Path | None) -> str:
-        """Return the comparison of one run; `cluster` is the file that was simulated instead of its own."""
+        """Return the comparison of one run; `cluster` is the file that was simulated instead of its own.
+
+        The remarks that only its results tell are below.
+        """
         found = self.validation
         plan = self.run.plan
         machines = str(cluster) if cluster else f"the cluster of {self.run.path / run_directory.SCENARIO}"
@@ -140,6 +145,7 @@ class ValidatedRun:
                 *_blame_sentences(found),
                 *_links_text(found),
                 *(self.loading.sentences() if self.loading else ()),
+                *(line for each in below_table(self.remarks) for line in ("", each)),
             ]
         )
 
@@ -177,10 +183,17 @@ def validate_run(
             bounds = range_of_trace(scenario, built, simulated)
     loading = compare_loading(run, simulated, real) if run.plan.dataset else None
     range_s = bounds and (bounds[0] * validation.simulated_s, bounds[1] * validation.simulated_s)
-    return ValidatedRun(run, real, simulated, validation, loading, range_s, run is not planned)
+    remarks = [*remarks_of(scenario)]
+    if run is not planned:
+        text = f"{path}: was measured without its disturbed links, so it is simulated without them"
+        remarks.append(Remark("accuracy", text))
+    if validation.n_steps < run.plan.n_steps:
+        text = f"{path}: only {validation.n_steps} of {run.plan.n_steps} steps were finished"
+        remarks.append(Remark("accuracy", text))
+    return ValidatedRun(run, real, simulated, validation, loading, range_s, tuple(remarks))
 
 
-def order_document(summary: Summary) -> dict[str, object]:
+def order_document(summary: Summary, remarks: Iterable[Remark]) -> dict[str, object]:
     """Return the order of schedules as JSON.
 
     Columns:
@@ -192,6 +205,7 @@ def order_document(summary: Summary) -> dict[str, object]:
         unmeasured_pairs (list): Pairs that differ so only as predicted: `[faster, slower]`.
         order_agrees (bool): All clear pairs are right.
         median_error, worst_error (float): Median absolute error, and the error farthest from 0.
+        remarks (list): "A remark", on runs that are of other machines or of another model.
     """
     found = summary.order
     return {
@@ -200,6 +214,7 @@ def order_document(summary: Summary) -> dict[str, object]:
         **picked(found, n_clear_pairs="n_pairs", wrong_pairs="wrong", unmeasured_pairs="unmeasured"),
         "n_right_pairs": len(found.right),
         "order_agrees": len(found.right) == found.n_pairs,
+        "remarks": documents(remarks),
     }
 
 

@@ -25,9 +25,9 @@ from simdist.studies import facets
 from simdist.studies.comparison import default_baseline
 from simdist.studies.epochs import find_epochs
 from simdist.studies.facets import Simulated
-from simdist.studies.known_delays import Chances
+from simdist.studies.known_delays import Chances, remarks_on_run
 from simdist.studies.measuring import ScheduleTimes, times_of
-from simdist.studies.remarks import Remark, remarks_on_run
+from simdist.studies.remarks import Remark
 from simdist.sweeps.definition import Point, Sweep
 from simdist.sweeps.fields import Choice, differing, fields_of, schedule_fields_of
 from simdist.sweeps.table import (

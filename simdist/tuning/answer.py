@@ -22,6 +22,7 @@ from simdist.studies.columns import (
     seconds_with_interval,
 )
 from simdist.studies.facets import RANGES, facet_remarks
+from simdist.studies.known_delays import chance_remarks, chances_of
 from simdist.studies.remarks import Remark, below_table, documents, with_remarks
 from simdist.studies.resampling import Runs, remarks_as_run
 from simdist.studies.tables import table_text
@@ -160,6 +161,7 @@ class Tuned:
             *search_remarks(self.scenario, self.constraints.global_every),
             *facet_remarks(self.runs.scenario, rows),
             *(each for each in self.runs.remarks if not each.is_of_inputs),
+            *chance_remarks(chances_of(self.runs.scenario, rows[0].seeds), [each.measured for each in self.finalists]),
             *comparison.too_few_seeds(rows),
             *self._memory_remarks(),
             *self._not_modelled(),

@@ -20,7 +20,7 @@ from simdist.runs.run_directory import RunDirectory
 from simdist.studies.comparison import find_label
 from simdist.studies.draws import with_draws
 from simdist.studies.held import find_held, with_links
-from simdist.studies.remarks import remarks_on_run
+from simdist.studies.known_delays import remarks_on_run
 from simdist.studies.validation import finished_steps, validate
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import first_steps

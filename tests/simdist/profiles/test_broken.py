@@ -22,6 +22,9 @@ import pytest
 from commandline import SMALL, call, write
 from kineto_traces import DIALECTS, Bucket, Delay, Device, Truth, write_job
 
+from simdist import import_traces
+from simdist.errors import ScenarioError, SimdistWarning
+from simdist.profiles import ImportOptions
 from simdist.scenario import Scenario, load
 from simdist.scenario.disturbances import Recorded, read_recorded
 
@@ -237,6 +240,20 @@ def test_unreadable_trace_among_others_is_left_out_with_a_warning(tmp_path, caps
     assert str(paths[1]) in warnings[0]
     assert part in warnings[0]
     assert_right(tmp_path / "job.yaml", replace(TRUTH, missing=(1,)))
+    with pytest.warns(SimdistWarning, match="left out") as warned:
+        in_python = import_traces(tmp_path / "traces", options=ImportOptions(nodes=1), n_workers=1)
+    assert {each.filename for each in warned} == {__file__}
+    said = [f"{'warning' if each.is_doubt else 'note'}: {each}" for each in in_python.remarks]
+    assert said == [line for line in answer.err.splitlines() if not line.startswith("wrote ")]
+
+
+def test_unreadable_trace_is_named_where_the_others_make_no_scenario(tmp_path, capsys, paths):
+    paths[1].write_text("")
+    answer = call(capsys, "import", tmp_path / "traces", "-o", tmp_path / "job.yaml", "--workers", 1)
+    assert f"warning: left out: {paths[1]}" in answer.err
+    assert "give --nodes" in answer.err
+    with pytest.warns(SimdistWarning, match="left out"), pytest.raises(ScenarioError, match="give --nodes"):
+        import_traces(tmp_path / "traces", n_workers=1)
 
 
 def test_named_pipe_is_refused_and_not_waited_for(tmp_path, capsys):

@@ -14,10 +14,12 @@ from commandline import call
 
 import simdist
 from simdist import sweeps
+from simdist.errors import SimdistWarning
 from simdist.report.page.pages import sweep_page
 from simdist.report.page.sweep_model import read_sweep_report
 from simdist.scenario.fields import find_field, parse_path
 from simdist.studies.remarks import Remark, remarks_of
+from simdist.studies.tolerable_rate import tolerances
 from simdist.sweeps import InProcess
 
 NETWORK = {"latency": "25 us", "bandwidth": "25 Gbit/s", "efficiency": 0.8}
@@ -126,12 +128,13 @@ def test_remarks_are_the_same_in_every_door(case: str, tmp_path: Path, capsys: p
         )
         assert f"{each}." in notebook
         assert str(each) in repr(rows)
-    sweep = {"scenario": scenario, "vary": {"steps": [scenario["steps"]]}, "seeds": 2}
-    swept = sweeps.sweep(sweeps.load(sweep), tmp_path / "out", workers=InProcess())
-    table = sweeps.read_results([tmp_path / "out"])
-    assert kinds_texts_places(table.remarks) == wanted
-    assert set(swept.remarks) <= set(table.remarks)
-    assert kinds_texts_places(table.frame().attrs["remarks"]) == wanted
+    for base in (simdist.load(scenario), scenario):
+        sweep = {"scenario": base, "vary": {"steps": [scenario["steps"]]}, "seeds": 2}
+        swept = sweeps.sweep(sweeps.load(sweep), tmp_path / "out", workers=InProcess())
+        table = sweeps.read_results([tmp_path / "out"])
+        assert kinds_texts_places(table.remarks) == wanted
+        assert set(swept.remarks) <= set(table.remarks)
+        assert kinds_texts_places(table.frame().attrs["remarks"]) == wanted
     pages = (
         html.unescape(sweep_page(read_sweep_report(tmp_path / "out", baseline=None))),
         html.unescape(table._repr_html_()),
@@ -174,3 +177,65 @@ def test_run_directory_has_the_remarks_of_its_scenario_and_no_others(
     assert {each["place"] for each in of_scenario} == {"seed", "schedules[0]"}
     assert kinds_texts_places(of_run) == kinds_texts_places(of_scenario)
     assert kinds_texts_places(sweeps.read_results([tmp_path / "run"]).remarks) == kinds_texts_places(of_scenario)
+
+
+NEVER_MET = JOB | {"disturbances": [RARE | {"probability": "0.001%"}]}
+IN_ONE_RUN = "no delay of disturbances[0] fell into this run, 0.00032 expected: times are those without it"
+IN_NO_RUN = "no delay of disturbances[0] fell into these runs, "
+
+
+@pytest.mark.filterwarnings("ignore::simdist.errors.SimdistWarning")
+def test_a_single_run_without_rare_delays_says_so_in_every_door(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(json.dumps(NEVER_MET))
+    simulated = json.loads(call(capsys, "simulate", path, "-o", tmp_path / "runs", "--json").out)
+    again = json.loads(call(capsys, "simulate", tmp_path / "runs", "--json").out)
+    compared = json.loads(call(capsys, "compare", path, "--seeds", "1", "--json").out)
+    runs = simdist.results(tmp_path / "runs")
+    sweep = {"scenario": NEVER_MET, "vary": {"steps": [8]}, "seeds": 1}
+    swept = sweeps.sweep(sweeps.load(sweep), tmp_path / "out", workers=InProcess())
+    wanted = kinds_texts_places(compared["remarks"])
+    assert IN_ONE_RUN in {text for _, text, _ in wanted}
+    for remarks in (simulated["remarks"], again["remarks"], runs.remarks, sweeps.read_results([swept.folder]).remarks):
+        assert kinds_texts_places(remarks) == wanted
+    with pytest.warns(SimdistWarning, match=re.escape(IN_ONE_RUN)):
+        simdist.simulate(NEVER_MET)
+
+
+@pytest.mark.filterwarnings("ignore::simdist.errors.SimdistWarning")
+def test_whatif_knows_no_interval_of_gains_if_no_delay_fell_into_its_runs() -> None:
+    found = simdist.whatif(NEVER_MET, n_runs=50)
+    assert found.gains is not None
+    assert found.gains.frame()[["speedup_ci95_low", "speedup_ci95_high"]].isna().all(axis=None)
+    assert found.gains.best is None
+    texts = [each.text for each in found.remarks]
+    assert any(each.startswith(IN_NO_RUN) and each.endswith("times are those without it") for each in texts)
+    assert any(each.startswith("no interval: no two of 50 runs differ, although") for each in texts)
+
+
+@pytest.mark.filterwarnings("ignore::simdist.errors.SimdistWarning")
+def test_whatif_says_that_rare_delays_are_not_corrected() -> None:
+    found = simdist.whatif(JOB | {"disturbances": [RARE | {"probability": "0.02%"}]}, n_runs=50)
+    texts = [each.text for each in found.remarks]
+    assert any(
+        re.match(r"\d+ late steps? of disturbances\[0\] fell into 50 seeds, .*are not corrected", each)
+        for each in texts
+    )
+
+
+@pytest.mark.filterwarnings("ignore::simdist.errors.SimdistWarning")
+def test_tune_says_what_compare_says_of_rare_delays() -> None:
+    tuned = simdist.tune(NEVER_MET, n_seeds=2)
+    compared = simdist.compare(tuned.runs.scenario.changed(schedules=NEVER_MET["schedules"]), n_seeds=2)
+    of_delays = [[each for each in found.remarks if IN_NO_RUN in each.text] for found in (tuned, compared)]
+    assert of_delays[0] == of_delays[1] != []
+
+
+def test_tolerable_rates_have_the_remarks_of_all_but_the_stragglers_that_they_replace() -> None:
+    bursts = {"kind": "bursts", "enter": "0.001%", "leave": "50%", "delay": "1 s"}
+    scenario = JOB | {"schedules": ["local-16"], "disturbances": [RARE | {"probability": "0.001%"}, bursts]}
+    found = tolerances(scenario, delay_s=0.1, n_seeds=2)
+    assert [each.place for each in found.remarks] == ["schedules[0]", "disturbances[1]"]
+    assert found.frame().attrs["remarks"] == found.document()["remarks"]
