@@ -25,6 +25,7 @@ from simdist.errors import ScenarioError
 from simdist.plan import Buffer, Plan, ops
 from simdist.plan.group import Group
 from simdist.scenario import Device, Workload, load_workload, presets
+from simdist.scenario.warnings import CALIBRATION
 from simdist.settings.base import plural
 from simdist.settings.precision import Utilization
 
@@ -78,7 +79,7 @@ def source(connection: Connection, n_nodes: int) -> str:
     world_size = connection.place.world_size
     ranks = f"{world_size} {plural(world_size, 'rank')} on {n_nodes} {plural(n_nodes, 'node')}"
     where = f"{platform.system()}, {_device_name(connection.device)}"
-    return f"measured by real.calibrate: {connection.backend}, torch {torch.__version__}, {ranks}, {where}"
+    return f"{CALIBRATION}: {connection.backend}, torch {torch.__version__}, {ranks}, {where}"
 
 
 def measure_device(connection: Connection) -> Device:
@@ -181,6 +182,11 @@ def measured_workload(
             "utilization": Utilization(),
         }
     )
+
+
+def model_nbytes(model: str) -> int:
+    """Return the bytes of all parameters of the preset of a model, which some schedules send at once."""
+    return load_workload(presets.path("workloads", model)).nbytes
 
 
 def preset_batch_size(model: str) -> int:
