@@ -26,6 +26,7 @@ from real.data.storages import open_storage, read_storage_index
 from real.processes.beats import boot_id
 from real.processes.exit_codes import run_command
 from real.processes.launch import Connection, RankPlace, connect, place
+from real.programs.precision import AUTOCAST
 from real.recording.timing import share_cores
 from simdist.errors import RunError, ScenarioError
 from simdist.machine import n_cores
@@ -96,7 +97,7 @@ _SIZE, _TIME, _RATE = (
 @click.option("rate_Bps", "--rate", type=_RATE, help='Stated rate of the network, for --links line: "25 Gbit/s".')
 @click.option("--model", help=f"Measure its steps, too: {', '.join(models.names())}.")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Of the model; else that of its preset.")
-@click.option("--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", help="Of the model.")
+@click.option("--precision", type=click.Choice(list(AUTOCAST)), default="fp32", help="Of the model.")
 @click.option("--workload", type=click.Path(path_type=Path), help="Workload file to write.")
 @click.option("--data", metavar="URL", help="A data set: measure storage, disk, memory and decoding.")
 @click.option("--cache", type=click.Path(path_type=Path), help="Folder on the local disk to measure; else temporary.")
