@@ -18,7 +18,7 @@ from real import models
 from real.calibration import machine, output
 from real.calibration.clusters import Cores, LinkForm, derive
 from real.calibration.data import DataRates, Setup, measure_data, with_data
-from real.calibration.measure import measure_task, tasks
+from real.calibration.measure import measure_calls, measure_task, tasks
 from real.calibration.tables import MEASURED_OPS, OpName
 from real.data.filecache import default_folder
 from real.data.sources import choose_decode, sample_shape
@@ -228,6 +228,7 @@ def _links(
     measurements = measure_task(
         connection, todo, budget_s=options.budget_s, gap_s=options.gap_s, sure_nbytes=sure_nbytes
     )
+    calls = measure_calls(connection, measurements, gap_s=options.gap_s) if "all_reduce" in options.ops else None
     if here.rank != 0:
         return
     if len(measurements) < len(todo):
@@ -242,16 +243,17 @@ def _links(
             ranks_per_node=here.local_world_size,
             gap_s=options.gap_s,
             rates=rates,
+            calls=calls,
         )
         _write(options.raw, raw, options.force)
-    if "all_reduce" not in options.ops:
+    if calls is None:
         click.echo(output.text(measurements, None))
         return
     derived = derive(
         measurements,
         nodes=nodes,
         ranks_per_node=here.local_world_size,
-        form=LinkForm(options.links, options.rate_Bps, cores),
+        form=LinkForm(options.links, options.rate_Bps, cores, calls if connection.backend == "nccl" else None),
         device=device,
         library=connection.backend,
         name=options.cluster.stem if options.cluster else "measured",

@@ -46,6 +46,7 @@ _MODULE_OF = {  # the types stand in __init__.pyi, which a test compares
     "DiLoCo": "schedules.diloco",
     "FSDP": "schedules.fsdp",
     "GTopK": "schedules.gtopk",
+    "Gossip": "schedules.gossip",
     "HSDP": "schedules.hsdp",
     "HiTopK": "schedules.hitopk",
     "HierarchicalSGD": "schedules.hierarchical_sgd",

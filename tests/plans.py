@@ -33,10 +33,18 @@ PRICED_ALGORITHMS = ("auto", "ring", "tree", "halving_doubling")
 
 def groups(world_size: int) -> st.SearchStrategy[Group]:
     """Draw any group that partitions the ranks."""
+    return st.sampled_from(every_group(world_size))
+
+
+def every_group(world_size: int) -> list[Group]:
+    """Return all groups at a stride, and some by list: the n-th rank with the n-th last, and a ring's other pairs."""
     divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
-    return st.sampled_from(
-        [Group(size, stride) for size in divisors for stride in divisors if Group(size, stride).divides(world_size)]
-    )
+    every = [Group(size, stride) for size in divisors for stride in divisors]
+    found = [group for group in every if group.divides(world_size)]
+    if world_size % 2 == 0:
+        found.append(Group.of([[rank, world_size - 1 - rank] for rank in range(world_size // 2)]))
+        found.append(Group.of([[rank, (rank + 1) % world_size] for rank in range(1, world_size, 2)]))
+    return list(dict.fromkeys(found))
 
 
 @st.composite
@@ -154,6 +162,8 @@ def _op(
     """Draw an operation of a kind that reads only what is written; None if there is none."""
     every = list(buffers)
     group = draw(groups(world_size)) if kind in (*ops.COLLECTIVES, ops.TrustRatios) else Group(1)
+    if kind is ops.TrustRatios and group.ranks:
+        return None
     reduction = (
         draw(st.sampled_from(["mean", "sum"])) if kind in (ops.AllReduce, ops.Reduce, ops.ReduceScatter) else "mean"
     )
@@ -344,7 +354,8 @@ def checkpoints(world_size: int) -> st.SearchStrategy[Checkpoint]:
     """Draw any checkpoint."""
     whats = st.sampled_from(["parameters", "state", 100_000])
     to = st.sampled_from(["storage", "disk"])
-    return st.builds(Checkpoint, st.integers(1, 5), whats, to, groups(world_size), st.booleans())
+    by = groups(world_size).filter(lambda group: not group.ranks)
+    return st.builds(Checkpoint, st.integers(1, 5), whats, to, by, st.booleans())
 
 
 @st.composite

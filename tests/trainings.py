@@ -14,6 +14,7 @@ from typing import IO
 import numpy as np
 import torch
 import torch.distributed as dist
+from plans import every_group
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
@@ -463,10 +464,8 @@ def buffers_in_virtual_world(plan: Plan, values: Mapping[str, tuple[np.ndarray, 
 @functools.cache
 def _world_of_all_groups() -> ProcessWorld:
     """Make every group once, because that takes longer than most plans."""
-    numbers = range(1, dist.get_world_size() + 1)
-    groups = [Group(size, stride) for size in numbers for stride in numbers]
-    possible = [group for group in groups if group.divides(numbers[-1])]
-    return ProcessWorld(dict.fromkeys(("comm", "average", "side"), possible), timeout_s=30.0)
+    groups = every_group(dist.get_world_size())
+    return ProcessWorld(dict.fromkeys(("comm", "average", "side"), groups), timeout_s=30.0)
 
 
 def _idle(plan: Plan, memory: Memory, rank: int) -> ModuleProgram:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
 from unittest import mock
@@ -16,6 +16,7 @@ from simdist.plan import AllGather, AllReduce, Broadcast, Buffer, Group, Plan, R
 from simdist.runs.building import Built, job
 from simdist.scenario import Cluster, Scenario, Tensor, Workload, load
 from simdist.scenario.fields import find_field, parse_path, with_value
+from simdist.settings.units import parse_seconds
 from simdist.studies.measuring import ScheduleTimes, measure
 
 N_SEEDS = 4
@@ -130,6 +131,16 @@ def by_place(row: Collective, cluster: Cluster) -> dict[str, Callable[[float], f
     return found
 
 
+def ranged_overhead_s(cluster: Cluster, at: Mapping[str, float]) -> float:
+    """Return the host's seconds per call at a place in their range, which no doubt multiplies; 0 without a range."""
+    stated = cluster.uncertain.get(_OVERHEAD)
+    if stated is None:
+        return 0.0
+    low_s, high_s = (parse_seconds(str(end)) for end in (stated.from_, stated.to))
+    return low_s + at[f"cluster.{_OVERHEAD}"] * (high_s - low_s)
+
+
+_OVERHEAD = "collectives.overhead"
 _PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 

@@ -238,11 +238,12 @@ def _of_collective(row_: published.Collective, line: Line, table: dict[str, Any]
     ranged = predict.by_place(row_, cluster)
     n = n_draws(1 + len(ranged))
     at = {name: places(name, seed=0, n=n) for name in (doubt.name, *ranged)}
-    seconds = [
-        math.prod(ranged[name](at[name][i]) for name in ranged) * doubt.factor(at[doubt.name][i], row_.nbytes)
-        for i in range(n)
-    ]
-    changes = line.simulated_s * (np.array(seconds) - 1)
+    seconds = []
+    for i in range(n):
+        drawn_s = line.simulated_s * math.prod(ranged[name](at[name][i]) for name in ranged)
+        host_s = predict.ranged_overhead_s(cluster, {name: at[name][i] for name in ranged})
+        seconds.append(host_s + (drawn_s - host_s) * doubt.factor(at[doubt.name][i], row_.nbytes))
+    changes = np.array(seconds) - line.simulated_s
     return spread(line.simulated_s, changes, None, at)[0]
 
 

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from real.calibration.calls import CallTimes
 from real.calibration.line_fit import Fit, fit
 from real.calibration.tables import Hop, Measurement, RingOp, Where, hops, line, link_table
 from simdist.runs.nccl_tests import NcclTable, ring_step_s
@@ -42,11 +43,14 @@ class LinkForm:
         links: As the measured table, or as a line.
         rate_Bps: Rate of the network, for a line.
         cores: For a line with gloo: the CPU cores of a machine. None ignores the core time of communication.
+        calls: With NCCL: what a call takes the host. With gloo, the host itself moves the data, and its time belongs to
+            the links or to `host`.
     """
 
     links: Literal["table", "line"]
     rate_Bps: float | None = None
     cores: Cores | None = None
+    calls: CallTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,8 @@ def derive(
     these and to those of the world together, with gloo also to reduce_scatters and all_gathers. Groups that use the
     network at the same time share it unevenly, so they are less informative.
 
+    With times of calls, the overhead of a collective has what waiting adds.
+
     Raises:
         ScenarioError: Too few sizes were measured, or times do not grow with them.
     """
@@ -100,6 +106,11 @@ def derive(
         notes += _fit_notes(fitted)
         cluster, of_step = _with_ring_step(cluster, measurements)
         notes += of_step
+    if form.calls:
+        overhead_s = cluster.collectives.overhead_s + form.calls.waiting_s
+        cluster = cluster.model_copy(update={"collectives": {"overhead_s": overhead_s}})
+        added = format_seconds(form.calls.waiting_s)
+        notes.append(f"{form.calls.in_words}: collectives.overhead has {added} for waiting")
     return _Derived(cluster, (*notes, *missing))
 
 

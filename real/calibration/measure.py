@@ -22,7 +22,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from real.buffers.memory import Memory
+from real.calibration.calls import CallTimes, queued_s
 from real.calibration.tables import FLOAT_NBYTES, Measurement, MeasuringTask, OpName, Where
+from real.collectives.byte_transfer import gather_rows
 from real.collectives.worlds import ProcessWorld
 from real.execution.gpu import NewEvent, await_kernels, timed_event
 from real.processes.launch import Connection
@@ -171,6 +173,19 @@ def device_s(act: _Act, delay: _Act, new_event: NewEvent, await_device: _Act) ->
     return float(begin.elapsed_time(end)) / 1e3
 
 
+def measure_calls(connection: Connection, measured: Sequence[Measurement], *, gap_s: float) -> CallTimes:
+    """Measure what the host takes for a call of the smallest all_reduce that was measured; all ranks take part.
+
+    Args:
+        connection: All ranks.
+        measured: What was measured, with an all_reduce.
+        gap_s: Seconds without traffic before calls are queued.
+    """
+    smallest = min((each for each in measured if each.task.op == "all_reduce"), key=lambda each: each.task.count)
+    world = ProcessWorld({COMM.communicator: [smallest.task.group]}, timeout_s=connection.timeout_s)
+    return _Bench(connection, world, gap_s, compare_clocks()).calls(smallest.task)
+
+
 def _weight(task: MeasuringTask) -> int:
     return 4 if task.op == "all_reduce" else 1  # links are derived from it
 
@@ -209,6 +224,22 @@ class _Bench:
             seconds /= 2  # round trip
         return Measurement(task, tuple(seconds.tolist()))
 
+    def calls(self, task: MeasuringTask) -> CallTimes:
+        """Return the seconds of a call on the slowest rank, queued and with a host that waits."""
+        with self._connection.guard.explaining(f"{task}, queued"):
+            act = self._act(task)
+            found = []
+            for _ in range(_LEAST_REPETITIONS + 1):  # the first is a warm-up
+                self._meet(more=True)
+                times_s = queued_s(act, self._wait)
+                self._meet(more=True)
+                begin_s = now_s()
+                act()
+                self._wait()
+                found.append((*times_s, now_s() - begin_s))
+            ranks_s = gather_rows(torch.tensor(found[1:], dtype=torch.float64).median(dim=0).values)
+        return CallTimes(*ranks_s.max(dim=0).values.tolist())
+
     def _repeat(self, act: _Act, share_s: float) -> NDArray[np.float64]:
         """Return begin and end of each repetition on each rank, `[world_size, n, 2]`; the first is a warm-up."""
         times: list[tuple[float, float]] = []
@@ -238,12 +269,14 @@ class _Bench:
     def _time(self, act: _Act) -> tuple[float, float]:
         if self._enqueues:
             delay = partial(torch.cuda._sleep, _DELAY_CYCLES)
-            wait = partial(await_kernels, self._connection.device)
-            return 0.0, device_s(act, delay, timed_event, wait)
+            return 0.0, device_s(act, delay, timed_event, self._wait)
         begin_s = self._now_s()
         act()
-        await_kernels(self._connection.device)
+        self._wait()
         return begin_s, self._now_s()
+
+    def _wait(self) -> None:
+        await_kernels(self._connection.device)
 
     def _now_s(self) -> float:
         """Return the time by rank 0's clock."""

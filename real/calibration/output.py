@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from real.calibration.calls import CallTimes
 from real.calibration.data import DataRates
 from real.calibration.line_fit import predicted_task_s
 from real.calibration.tables import Measurement
@@ -57,6 +58,7 @@ def raw_results(
     ranks_per_node: int,
     gap_s: float,
     rates: DataRates | None = None,
+    calls: CallTimes | None = None,
 ) -> str:
     """Return the seconds of each repetition as JSON.
 
@@ -65,6 +67,7 @@ def raw_results(
         nodes, ranks_per_node (int): Machines, and ranks of one.
         gap_s (float): Time without traffic before each repetition.
         data (object): Only with `--data`: "Rates of storage".
+        calls (object): Unless `--ops` leaves out all_reduce: "Times of a call".
         measurements (list): "A measured collective".
 
     Columns of measurements:
@@ -88,7 +91,8 @@ def raw_results(
     ]
     head = {"source": source, "nodes": nodes, "ranks_per_node": ranks_per_node, "gap_s": gap_s}
     of_data = {"data": asdict(rates)} if rates else {}
-    return json.dumps(head | of_data | {"measurements": rows}, indent=1) + "\n"
+    of_calls = {"calls": asdict(calls)} if calls else {}
+    return json.dumps(head | of_data | of_calls | {"measurements": rows}, indent=1) + "\n"
 
 
 def check_writable(path: Path, *, force: bool) -> None:

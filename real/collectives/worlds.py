@@ -32,6 +32,7 @@ except ImportError:  # their names before torch 2.13
 
 from real.buffers.memory import Memory, Purpose, Scratch
 from real.collectives.byte_transfer import broadcast_text, gather_texts
+from real.collectives.equals import combine_equal
 from real.collectives.first_come import ArrivalClient, ArrivalServer
 from real.collectives.servers import moves_gpu_tensors, piece_count, sum_by_servers
 from real.processes.rendezvous import own_address
@@ -179,8 +180,9 @@ class ProcessWorld:
         self._scratch = {communicator: Scratch() for communicator in groups}
         for communicator, members in groups.items():
             whole = self._everyone if communicator == COMM.communicator else None
+            made = {} if whole is None else {(*range(self.world_size),): whole}
             for group in members:
-                joined = self._join(group, timeout_s, whole)
+                joined = self._join(group, timeout_s, made)
                 self._members[communicator, group] = _Members(*joined, self._scratch[communicator])
         self._timeout_s = timeout_s
         self._arrivals = self._meet(servers) if servers else None
@@ -248,7 +250,7 @@ class ProcessWorld:
         """Perform a collective on the buffers of this rank; return when its result is ready, or enqueued on a GPU."""
         members = self._members[op.lane.communicator, op.group]
         if len(members.ranks) == 1:
-            self._alone(op, memory)
+            combine_equal(op, memory, self.rank)
             return
         match op:
             case ops.AllReduce():
@@ -335,17 +337,6 @@ class ProcessWorld:
         for work in filter(None, (receiving, sending)):
             work.wait()
 
-    def _alone(self, op: ops.Collective, memory: Memory) -> None:
-        """Perform a collective of one member; all its data is local."""
-        match op:
-            case ops.AllReduce() | ops.Reduce() | ops.Broadcast():
-                return
-            case ops.ReduceScatter() | ops.AllGather():
-                for src, dst in zip(memory.tensors(op.src), memory.tensors(op.dst), strict=True):
-                    dst.copy_(src)
-            case _:
-                assert_never(op)
-
     def _meet(self, servers: Collection[int]) -> "_Arrivals":
         """Start this rank's server for all-reduces with late ranks, if any, and connect to all servers."""
         key = broadcast_text(secrets.token_hex(_TOKEN_NBYTES), group=self._everyone).encode()
@@ -356,20 +347,16 @@ class ProcessWorld:
         addresses = {rank: address for rank, address in places if address}
         return _Arrivals(server, ArrivalClient(addresses, key, self.rank, self.world_size, self._timeout_s))
 
-    def _join(self, group: Group, timeout_s: float, whole: dist.ProcessGroup | None) -> _Joined:
-        """Make the process groups of a partition, except `whole`; all ranks take part in making each of them."""
+    def _join(self, group: Group, timeout_s: float, made: dict[tuple[int, ...], dist.ProcessGroup | None]) -> _Joined:
+        """Make the process groups of a partition, unless `made`; all ranks take part in making each of them."""
         mine: _Joined | None = None
-        everyone = tuple(range(self.world_size))
         for ranks in map(tuple, group.members(self.world_size)):
-            if whole is not None and ranks == everyone:
-                mine = ranks, whole
-                continue
-            timeout = datetime.timedelta(seconds=timeout_s)
-            made = dist.new_group(list(ranks), timeout=timeout) if len(ranks) > 1 else None
+            if len(ranks) > 1 and ranks not in made:
+                found = dist.new_group(list(ranks), timeout=datetime.timedelta(seconds=timeout_s))
+                made[ranks] = found if isinstance(found, dist.ProcessGroup) else None  # on other ranks a marker
+                self.made += [found] if isinstance(found, dist.ProcessGroup) else []
             if self.rank in ranks:
-                assert made is None or isinstance(made, dist.ProcessGroup)
-                self.made += [made] if made else []
-                mine = ranks, made
+                mine = ranks, made.get(ranks)
         assert mine is not None
         return mine
 

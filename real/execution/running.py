@@ -42,7 +42,8 @@ class RunReport:
 
     Args:
         run, digest: Unique name of the run, digest of the plan.
-        program, backend, device: Program; `gloo` or `nccl`; device of computation.
+        program, backend, device: Program; `gloo`, `nccl`, or `simulated` for one real rank among simulated peers;
+            device of computation.
         precision: Precision in which a model was computed. Null of a program without one.
         hosts: Machine (str) of each rank.
         versions: Software (str).
@@ -227,23 +228,50 @@ def _report(
     allocated_nbytes = tuple(map(int, gather_texts(str(most_allocated_nbytes(device)))))
     if trace is None:
         return None
+    report = report_on(
+        plan,
+        program,
+        backend=connection.backend,
+        device=device,
+        makespan_s=trace.makespan_s,
+        buffers_nbytes=peaks_nbytes,
+    )
+    return replace(
+        report,
+        hosts=tuple(hosts),
+        clock_ahead_s=(tuple(clocks[0].ahead_s.tolist()), tuple(clocks[1].ahead_s.tolist())),
+        clock_uncertainty_s=(tuple(clocks[0].uncertainty_s.tolist()), tuple(clocks[1].uncertainty_s.tolist())),
+        allocated_nbytes=allocated_nbytes if device.type == "cuda" else None,
+    )
+
+
+def report_on(
+    plan: Plan,
+    program: ProgramSpec,
+    *,
+    backend: str,
+    device: torch.device,
+    makespan_s: float,
+    buffers_nbytes: tuple[int, ...],
+) -> RunReport:
+    """Return the report on a run of this process alone; the arguments are those of `RunReport`."""
     tracing_s = _seconds_of_noting() * plan.n_instances
     return RunReport(
         run=secrets.token_hex(8),
         digest=plan.digest(),
         program=program.name,
         precision=program.precision,
-        backend=connection.backend,
+        backend=backend,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
-        hosts=tuple(hosts),
+        hosts=(socket.gethostname(),),
         versions={"torch": torch.__version__, "python": platform.python_version()},
-        makespan_s=trace.makespan_s,
-        clock_ahead_s=(tuple(clocks[0].ahead_s.tolist()), tuple(clocks[1].ahead_s.tolist())),
-        clock_uncertainty_s=(tuple(clocks[0].uncertainty_s.tolist()), tuple(clocks[1].uncertainty_s.tolist())),
-        buffers_nbytes=peaks_nbytes,
-        allocated_nbytes=allocated_nbytes if device.type == "cuda" else None,
+        makespan_s=makespan_s,
+        clock_ahead_s=((0.0,), (0.0,)),
+        clock_uncertainty_s=((0.0,), (0.0,)),
+        buffers_nbytes=buffers_nbytes,
+        allocated_nbytes=(most_allocated_nbytes(device),) if device.type == "cuda" else None,
         tracing_s=tracing_s,
-        tracing_share=tracing_s / trace.makespan_s if trace.makespan_s else 0.0,
+        tracing_share=tracing_s / makespan_s if makespan_s else 0.0,
     )
 
 

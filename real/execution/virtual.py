@@ -25,7 +25,7 @@ from real.programs.binding import Binding, homes_of, trained_parameters
 from real.programs.module import ModuleProgram
 from real.programs.optimizers import MakeOptimizer, nesterov
 from simdist.errors import RunError
-from simdist.plan import Buffer, Plan, ops
+from simdist.plan import Buffer, Group, Plan, ops
 from simdist.plan.walk import drops_late
 
 _CPU = torch.device("cpu")
@@ -310,32 +310,48 @@ def _exchange(op: ops.Collective, memory: Memory, world_size: int, late: Sequenc
         world_size: Ranks in the stack.
         late: Ranks that arrive too late for a collective that drops them.
     """
-    stacked = op.group.shape(world_size)
+    group = op.group
     match op:
         case ops.AllReduce() if op.drop:
-            members = memory.dense(op.buffer).unflatten(0, stacked)
             first = [rank for rank in range(world_size) if rank not in late]
-            members.copy_(_reduced(members[:, first], op.reduction))
+            buffer = memory.dense(op.buffer)
+            _write(_reduced(_split(buffer, group)[:, first], op.reduction), group, buffer)
         case ops.AllReduce():
-            members = memory.dense(op.buffer).unflatten(0, stacked)
-            members.copy_(_reduced(members, op.reduction))
+            buffer = memory.dense(op.buffer)
+            _write(_reduced(_split(buffer, group), op.reduction), group, buffer)
         case ops.Reduce():
-            members = memory.dense(op.buffer).unflatten(0, stacked)
+            buffer = memory.dense(op.buffer)
+            members = _split(buffer, group)
             members[:, op.root] = _reduced(members, op.reduction).squeeze(1)
+            _write(members, group, buffer)
         case ops.Broadcast():
-            for tensor in memory.tensors(op.buffer):
-                members = tensor.unflatten(0, stacked)
-                members.copy_(members[:, [op.root]])
+            for buffer in memory.tensors(op.buffer):
+                _write(_split(buffer, group)[:, [op.root]], group, buffer)
         case ops.ReduceScatter():
-            reduced = _reduced(memory.dense(op.src).unflatten(0, stacked), op.reduction)
-            slices = reduced.unflatten(3, (op.group.size, -1))  # [n_blocks, 1, stride, slice, count]
-            memory.dense(op.dst).unflatten(0, stacked).copy_(slices.squeeze(1).transpose(1, 2))
+            reduced = _reduced(_split(memory.dense(op.src), group), op.reduction)
+            slices = reduced.unflatten(3, (group.size, -1))  # [n_blocks, 1, stride, slice, count]
+            _write(slices.squeeze(1).transpose(1, 2), group, memory.dense(op.dst))
         case ops.AllGather():
             for src, dst in zip(memory.tensors(op.src), memory.tensors(op.dst), strict=True):
-                slices = src.unflatten(0, stacked).transpose(1, 2)  # [n_blocks, stride, slice, count]
-                dst.unflatten(0, stacked).copy_(slices.flatten(2).unsqueeze(1))
+                slices = _split(src, group).transpose(1, 2)  # [n_blocks, stride, slice, count]
+                _write(slices.flatten(2).unsqueeze(1), group, dst)
         case _:
             assert_never(op)
+
+
+def _split(stacked: Tensor, group: Group) -> Tensor:
+    """Return the rows of ranks by group, `[n_blocks, size, stride, count]`: a view, or a copy if groups are listed."""
+    rows = stacked[list(group.ranks)] if group.ranks else stacked
+    return rows.unflatten(0, group.shape(len(stacked)))
+
+
+def _write(members: Tensor, group: Group, stacked: Tensor) -> None:
+    """Write what members hold, `[n_blocks, 1 or size, stride, count]`, to the rows of their ranks."""
+    shape = group.shape(len(stacked))
+    if group.ranks:
+        stacked[list(group.ranks)] = members.expand(*shape, -1).flatten(0, 2)
+    else:
+        stacked.unflatten(0, shape).copy_(members)
 
 
 def _reduced(members: Tensor, reduction: ops.Reduction) -> Tensor:

@@ -209,7 +209,7 @@ class Rating:
         """Compute the ratios of this rank's share of the tensors."""
         assert self._lars is not None
         ratios = self._memory.dense(op.dst)
-        member = self._rank // op.group.stride % op.group.size
+        member = op.group.member(self._rank)
         share = slice(member * ratios.numel(), (member + 1) * ratios.numel())
         parameters, gradients = self._binding.parameters_and_gradients(op)
         found = self._lars.ratios(parameters[share], gradients[share])

@@ -195,6 +195,6 @@ def _trace_of(
 
 def _last_ready_s(ready_s: NDArray[np.float64], group: Group) -> NDArray[np.float64]:
     """Return when the last known member of each rank's group was ready; both `[n, world_size]`."""
-    members_s = ready_s.reshape(len(ready_s), *group.shape(ready_s.shape[1]))
+    members_s = group.split(ready_s, axis=1)
     last_s = np.broadcast_to(np.fmax.reduce(members_s, axis=2, keepdims=True), members_s.shape)
-    return last_s.reshape(ready_s.shape)
+    return group.joined(last_s, axis=1)

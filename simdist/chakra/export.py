@@ -95,6 +95,10 @@ class ProcessGroups:
         """Return the name of a rank's group in traces."""
         return str(self.first[group] + group.number(rank)) if group in self.first else _WORLD
 
+    def root(self, op: ops.Reduce | ops.Broadcast, rank: int) -> int:
+        """Return the root in a rank's group."""
+        return op.group.members(self.world_size)[op.group.number(rank)][op.root]
+
     def document(self) -> dict[str, list[int]]:
         """Return the ranks of each group except the world, by name: the file that simulators read with the traces."""
         return {
@@ -131,8 +135,7 @@ class NodeTemplates:
         add_attribute(node, "comm_size", "int64", self._buffers[sent].nbytes)
         add_attribute(node, "pg_name", "string", self._groups.name(op.group, rank))
         if isinstance(op, ops.Reduce | ops.Broadcast):
-            offset = rank % (op.group.size * op.group.stride) // op.group.stride  # of the rank in its group
-            add_attribute(node, "simdist_root", "int64", rank + (op.root - offset) * op.group.stride)
+            add_attribute(node, "simdist_root", "int64", self._groups.root(op, rank))
 
     def _add_work(self, node: "Message", op: Op) -> None:
         match op:

@@ -498,8 +498,8 @@ def _owner(group: Group, resources: Resources) -> NDArray[np.int64]:
     world_size = resources.world_size
     ranks_per_node = resources.ranks_per_node
     n_blocks, size, stride = group.shape(world_size)
-    of_rank = np.empty(world_size, dtype=np.int64)
-    of_rank.reshape(n_blocks, size, stride)[:] = np.arange(n_blocks * stride).reshape(n_blocks, 1, stride)
+    numbers = np.arange(n_blocks * stride).reshape(n_blocks, 1, stride)
+    of_rank = group.joined(np.broadcast_to(numbers, (n_blocks, size, stride)))
     by_node = of_rank.reshape(-1, ranks_per_node)
     of_node = np.where((by_node == by_node[:, :1]).all(axis=1), by_node[:, 0], _SEVERAL)
     of_world = np.array([0 if size == world_size else _SEVERAL])

@@ -97,6 +97,8 @@ class GroupMeeting:
         firsts: First rank of each group of a few consecutive ranks, if numpy is faster that way; else None.
         segments: How members begin and end on their own. If None, they begin with the last one and end together.
         first_come: The rule, if the first members to arrive do not wait for the others. There is then one group.
+        order: Ranks in the order of the groups, if the groups are listed; else None. The axes of `shape` then follow
+            this order.
     """
 
     shape: tuple[int, int, int, int]
@@ -105,6 +107,7 @@ class GroupMeeting:
     firsts: NDArray[np.int64] | None
     segments: Segments | None = None
     first_come: FirstCome | None = None
+    order: NDArray[np.int64] | None = None
 
     @classmethod
     def of(
@@ -124,7 +127,13 @@ class GroupMeeting:
             seconds = np.broadcast_to(seconds, (n_blocks * stride, *seconds.shape[1:]))
             seconds = seconds.reshape(n_blocks, 1, stride, -1)
         firsts = np.arange(0, world_size, size) if stride == 1 and n <= _FEW_COLUMNS else None
-        return cls((n_blocks, size, stride, n), seconds, sharing, firsts, segments, first_come)
+        order = np.array(group.ranks) if group.ranks else None
+        return cls((n_blocks, size, stride, n), seconds, sharing, firsts, segments, first_come, order)
+
+    @property
+    def key(self) -> tuple[tuple[int, int, int, int], bytes]:
+        """What tells which ranks meet, and in how many columns."""
+        return self.shape, b"" if self.order is None else self.order.tobytes()
 
     def of_one_rank(self) -> "Price | None":
         """Return the price of one rank that stands for all; None if groups or members differ."""
@@ -153,9 +162,10 @@ class GroupMeeting:
         if n_rows < n_blocks * size * stride:
             if n_rows == 1:
                 return ready.reshape(1, 1, 1, n)
-            if n_rows % n_blocks == 0 and size % (n_rows // n_blocks) == 0:
+            if self.order is None and n_rows % n_blocks == 0 and size % (n_rows // n_blocks) == 0:
                 return _last(ready.reshape(n_blocks, -1), n_rows // n_blocks).reshape(n_blocks, 1, 1, n)
             ready = unpacked(ready, n_blocks * size * stride)
+        ready = self._in_order(ready)
         if self.firsts is not None:
             return np.maximum.reduceat(ready, self.firsts).reshape(n_blocks, 1, stride, n)
         return _last(ready.reshape(n_blocks, -1), size).reshape(n_blocks, 1, stride, n)
@@ -169,6 +179,10 @@ class GroupMeeting:
 
     def packed(self, times: Times) -> Times:
         """Return times of groups, `[n_blocks or 1, 1, stride or 1, n]`, as those of ranks, packed if possible."""
+        if self.order is not None and len(times) > 1:
+            if not (times == times[:1]).all():
+                return self.of_ranks(times)
+            times = times[:1]
         if times.shape[2] > 1:
             if not (times == times[:, :, :1]).all():
                 return self.of_ranks(times)
@@ -178,7 +192,7 @@ class GroupMeeting:
     def ends(self, ready: Times, segments: Segments) -> Times:
         """Return the end of each member that begins on its own, `[n_blocks, size, stride, n]`."""
         n_blocks, size, stride, _ = self.shape
-        ready = unpacked(ready, n_blocks * size * stride)
+        ready = self._in_order(unpacked(ready, n_blocks * size * stride))
         segment_s = segments.segment_s.reshape(n_blocks, stride, size).transpose(2, 0, 1)[..., np.newaxis]
         return np.moveaxis(segments.end_s(np.moveaxis(ready.reshape(self.shape), 1, 0), segment_s), 0, 1)
 
@@ -186,8 +200,19 @@ class GroupMeeting:
         """Spread times of groups, `[n_blocks, 1, stride, n]`, over their ranks, `[world_size, n]`."""
         n_blocks, size, stride, n = self.shape
         spread = np.empty((n_blocks * size * stride, n))
-        spread.reshape(self.shape)[...] = times
+        self.write(times, spread)
         return spread
+
+    def write(self, times: Times, out: Times) -> None:
+        """Write times of groups or members, `[n_blocks, 1 or size, stride, n]`, to `out`, `[world_size, n]`."""
+        if self.order is None:
+            out.reshape(self.shape)[...] = times
+        else:
+            out[self.order] = np.broadcast_to(times, self.shape).reshape(out.shape)
+
+    def _in_order(self, ready: Times) -> Times:
+        """Return times of all ranks in the order of the groups."""
+        return ready if self.order is None else ready[self.order]
 
 
 Price: TypeAlias = float | Times | GroupMeeting
@@ -553,7 +578,7 @@ class Recurrence:
             return meeting.packed(starts), meeting.packed(ends)
         if out is None:
             return meeting.of_ranks(starts), meeting.of_ranks(ends)
-        out.reshape(meeting.shape)[...] = ends
+        meeting.write(ends, out)
         return ready, out
 
 
@@ -567,25 +592,26 @@ class _LastsOfGroups:
 
     def __init__(self) -> None:
         self._row = _FREED
-        self._lasts: dict[tuple[int, int, int, int], Times] = {}  # by the shape of the groups
+        self._lasts: dict[tuple[tuple[int, int, int, int], bytes], Times] = {}  # by the key of the meeting
 
     def of(self, meeting: GroupMeeting, row: Times) -> Times:
         """Return what `GroupMeeting.last_of_groups` does."""
-        if row is self._row and meeting.shape in self._lasts:
-            return self._lasts[meeting.shape]
+        key = meeting.key
+        if row is self._row and key in self._lasts:
+            return self._lasts[key]
         found = meeting.last_of_groups(row)
         if found.size < row.size:  # else it is no work
             if row is not self._row:
                 self._row = row
                 self._lasts = {}
-            self._lasts[meeting.shape] = found
+            self._lasts[key] = found
         return found
 
     def follow(self, row: Times, seconds: Times, end: Times) -> None:
         """Go on to a row that has come from another by adding seconds."""
         if row is self._row and (seconds.ndim == 0 or len(seconds) == 1):
             self._row = end
-            self._lasts = {shape: last + seconds for shape, last in self._lasts.items()}
+            self._lasts = {key: last + seconds for key, last in self._lasts.items()}
 
 
 def _last(of_members: Times, size: int) -> Times:

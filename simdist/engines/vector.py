@@ -218,10 +218,11 @@ def _recover_ready_and_start(stretch: Stretch, ready_s: Times, start_s: Times, e
     start_s[stretch.first_index : last] = ready_s[stretch.first_index : last]
     for at, template in enumerate(stretch.templates, start=stretch.first_index):
         if isinstance(template.op, COLLECTIVES):
-            shape = (stretch.times, *template.op.group.shape(ready_s.shape[1]))
-            members = np.moveaxis(ready_s[at:last:n].reshape(shape), 2, 0)
+            group = template.op.group
+            members = np.moveaxis(group.split(ready_s[at:last:n], axis=1), 2, 0)
             starts = reduce(np.maximum, members) if len(members) <= _FEW else np.maximum.reduce(members)
-            start_s[at:last:n].reshape(shape)[...] = starts[:, :, np.newaxis]
+            of_members = np.moveaxis(np.broadcast_to(starts, members.shape), 0, 2)
+            start_s[at:last:n] = group.joined(of_members, axis=1)
 
 
 def _prices(

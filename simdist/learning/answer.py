@@ -24,7 +24,6 @@ from simdist.studies.columns import (
     seconds_with_interval,
 )
 from simdist.studies.comparison import find_baseline
-from simdist.studies.known_delays import uncorrected_remarks
 from simdist.studies.remarks import Remark, below_table, documents, remarks_of, with_remarks
 from simdist.studies.statistics import is_wide
 from simdist.studies.tables import table_text
@@ -181,9 +180,7 @@ class LearnedSchedules(list[Learned]):
     def remarks(self) -> tuple[Remark, ...]:
         """What to know beside the table: remarks on the scenario, then on what was learned."""
         base = self[self.baseline]
-        scenario = base.timed.scenario
-        of_delays = uncorrected_remarks(scenario, len(base.timed.ends_s))
-        return (*remarks_of(scenario), *of_delays, *remarks_on_learning(self, base, self.target))
+        return (*remarks_of(base.timed.scenario), *remarks_on_learning(self, base, self.target))
 
     def document(self) -> dict[str, Any]:
         """Return the answer as JSON, see `learning_document`."""

@@ -22,8 +22,10 @@ from numpy.typing import NDArray
 from simdist.learning.curves import TRAINING_LOSS, Curve, Target
 from simdist.learning.timing import TimedSchedule
 from simdist.learning.training import TaskSetting, Trainer, Training
+from simdist.studies.comparison import speedup_interval, step_interval
+from simdist.studies.known_delays import chance_remarks, chances_of
 from simdist.studies.remarks import Remark
-from simdist.studies.statistics import mean_interval, positive_interval, ratio_interval
+from simdist.studies.statistics import NORMAL_QUANTILE, mean_interval, positive_interval, ratio_interval
 
 
 @dataclass(frozen=True)
@@ -62,16 +64,19 @@ class Learned:
         return found
 
     def errors(self, target: Target) -> NDArray[np.float64]:
-        """Return the standard errors of mean steps and seconds to the target due to rare evaluations, `[2]`.
+        """Return the standard errors of mean steps and seconds to the target that seeds do not show, `[2]`.
 
-        All runs must reach the target.
+        They are due to rare evaluations and rare delays. All runs must reach the target.
         """
         found = np.zeros((2, len(self.curves)))
         for seed, curve in enumerate(self.curves):
             if at := target.reached(target.values(curve)):
                 first = curve.steps[at - 1] + 1
                 found[:, seed] = curve.steps[at] - first, self.at_s[seed, at] - self.timed.ends_s[seed, first - 1]
-        return np.asarray(np.sqrt((found**2).sum(axis=1) / 12) / len(self.curves))
+        errors = np.sqrt((found**2).sum(axis=1) / 12) / len(self.curves)
+        steps, _ = self.to_target(target)
+        unseen_s = float(steps.mean()) * self.timed.times.unseen_s / NORMAL_QUANTILE
+        return np.array([errors[0], math.hypot(errors[1], unseen_s)])
 
 
 def train_schedules(found: Sequence[TimedSchedule], task: TaskSetting, trainer: Trainer) -> list[Learned]:
@@ -123,13 +128,18 @@ def learned_row(one: Learned, base: Learned, target: Target | None) -> dict[str,
     Raises:
         ScenarioError: The task has no such metric.
     """
-    step_s, base_s = (each.timed.ends_s[:, -1] / each.timed.ends_s.shape[1] for each in (one, base))
+    times = one.timed.times
+    base_times = base.timed.times
+    step_s = float(times.step_s.mean())
+    speedup = float(base_times.step_s.mean()) / step_s
     furthest = (curve.curvature[int(np.nanargmax(curve.drift))] for curve in one.curves)
     curvatures = [each for each in furthest if each is not None]
     scales = [each for curve in one.curves for each in [*filter(None, curve.noise_scale)][-1:]]
     found = {"schedule": one.label, "lr_factor": one.timed.lr_factor, "runs": len(one.curves)} | {
-        **_positive_mean("step_s", step_s),
-        **_ratio("speedup", base_s, step_s),
+        "step_s": step_s,
+        "step_s_ci95": step_interval(times),
+        "speedup": speedup,
+        "speedup_ci95": speedup_interval(speedup, times, base_times),
         **_mean("final", one.values(target or TRAINING_LOSS)[:, -1]),
         "drift": float(np.mean([np.nanmax(curve.drift) for curve in one.curves])),
         "curvature": float(np.mean(curvatures)) if curvatures else None,
@@ -188,7 +198,8 @@ def _mean(name: str, samples: NDArray[np.float64]) -> dict[str, Any]:
 def _positive_mean(name: str, samples: NDArray[np.float64], error: float = 0.0) -> dict[str, Any]:
     if not np.isfinite(samples).all():
         return {name: None}
-    return {name: float(samples.mean()), f"{name}_ci95": positive_interval(samples, error=error)}
+    interval = positive_interval(samples, error=error) if math.isfinite(error) else None
+    return {name: float(samples.mean()), f"{name}_ci95": interval}
 
 
 def _ratio(
@@ -197,7 +208,9 @@ def _ratio(
     if not (np.isfinite([above, below]).all() and below.mean()):
         return {name: None}
     ratio = float(above.mean() / below.mean())
-    return {name: ratio, f"{name}_ci95": ratio_interval(ratio, above, below, error=ratio * relative_error)}
+    is_known = math.isfinite(relative_error)
+    interval = ratio_interval(ratio, above, below, error=ratio * relative_error) if is_known else None
+    return {name: ratio, f"{name}_ci95": interval}
 
 
 def remarks_on_learning(found: Sequence[Learned], base: Learned, target: Target | None) -> Iterator[Remark]:
@@ -219,6 +232,7 @@ def remarks_on_learning(found: Sequence[Learned], base: Learned, target: Target 
     if target:
         yield from _about_target(found, base, target)
     losses = base.values(TRAINING_LOSS)
+    yield from chance_remarks(chances_of(base.timed.scenario, n_seeds), [each.timed.times for each in found])
     if n_seeds == 1:
         yield Remark("accuracy", "one seed does not tell how much is chance: write --seeds 5 or more")
     elif np.array_equal(losses, losses[[0] * n_seeds], equal_nan=True):

@@ -21,6 +21,8 @@ from simdist.scenario.scenario import InputSettings
 from simdist.scenario.workload import Workload
 from simdist.schedules import Schedule
 from simdist.settings.base import unchecked_copy
+from simdist.studies.known_delays import corrected_ends
+from simdist.studies.measuring import ScheduleTimes
 from simdist.traces.waiting import step_end_s
 
 _Late: TypeAlias = Mapping[int, Sequence[int]]
@@ -33,7 +35,9 @@ class TimedSchedule:
     Args:
         scenario: The scenario, with the same number of steps.
         schedule: The schedule.
-        ends_s: Simulated seconds from the start until all ranks have ended a step, `[n_seeds, n_steps]`.
+        times: Simulated times per step, without states.
+        ends_s: Simulated seconds from the start until all ranks have ended a step, `[n_seeds, n_steps]`. Like `times`,
+            they are corrected by what is known of rare and heavy delays.
         plan: Plan with the task's tensors.
         late: Late ranks by seed and operation instance; None if the plan drops no ranks.
         lr_factor: Factor of the task's learning rate.
@@ -41,6 +45,7 @@ class TimedSchedule:
 
     scenario: Scenario
     schedule: Schedule
+    times: ScheduleTimes
     ends_s: NDArray[np.float64]
     plan: Plan
     late: tuple[_Late | None, ...]
@@ -80,8 +85,9 @@ def timed(scenario: Scenario, schedule: Schedule, task: TaskSetting, *, n_seeds:
         trace = run(built.plan, built.costs, delays(seeded), observe=WholeTrace(), live=live)
         ends_s.append(step_end_s(trace).max(axis=1))
         late.append({rows[row]: ranks for row, ranks in trace.late.items()} if rows else None)
-    times = n_seeds // len(late)
-    return TimedSchedule(scenario, schedule, np.stack(ends_s * times), plan, tuple(late * times))
+    n_times = n_seeds // len(late)
+    times, corrected_s = corrected_ends(scenario, built, np.stack(ends_s * n_times))
+    return TimedSchedule(scenario, schedule, times, corrected_s, plan, tuple(late * n_times))
 
 
 def training_plan(scenario: Scenario, schedule: Schedule, task: TaskSetting) -> Plan:

@@ -55,7 +55,7 @@ def _plan_problems(plan: Plan) -> Iterator[str]:
         if n_times > 1:
             yield f"buffer {name!r} is declared {n_times} times; names are unique"
     for buffer in plan.buffers:
-        problems = (*_buffer_problems(buffer), *_group_problems(buffer.sharded_over, plan.world_size))
+        problems = (*_buffer_problems(buffer), *_sharing_problems(buffer.sharded_over, plan.world_size))
         yield from (f"buffer {buffer.name!r}: {problem}" for problem in problems)
     if plan.dataset:
         from simdist.plan.check_dataset import dataset_problems
@@ -182,9 +182,9 @@ def _op_problems(  # noqa: C901, PLR0915 (one `match` over all operations)
             if buffers[op.dst].place != "host":
                 yield f"loads into {op.dst!r} on the device; a load ends in host memory, a copy takes it to the device"
         case ops.StageIn():
-            yield from _group_problems(op.group, world_size)
+            yield from _sharing_problems(op.group, world_size)
         case ops.Copy():
-            yield from _group_problems(op.by, world_size)
+            yield from _sharing_problems(op.by, world_size)
             yield from _same_size(buffers[op.src], buffers[op.dst])
         case ops.Pack():
             yield from _fusion_problems([buffers[name] for name in op.srcs], buffers[op.dst])
@@ -198,11 +198,11 @@ def _op_problems(  # noqa: C901, PLR0915 (one `match` over all operations)
             if buffers[op.dst].tensors is None:
                 yield f"writes {op.dst!r}, which names no tensors; a gradient bucket holds those of a range of tensors"
         case ops.TrustRatios():
-            yield from _group_problems(op.group, world_size)
+            yield from _sharing_problems(op.group, world_size)
             yield from _update_problems(op, buffers)
             yield from _share_problems(op, buffers)
         case ops.Optimize() if op.slices:
-            yield from _group_problems(op.shared_by, world_size)
+            yield from _sharing_problems(op.shared_by, world_size)
             yield from _slice_problems(op, buffers)
         case ops.Optimize():
             yield from _update_problems(op, buffers)
@@ -227,7 +227,7 @@ def _op_problems(  # noqa: C901, PLR0915 (one `match` over all operations)
             if not 0 < op.period_s < math.inf:
                 yield f"ticks every {op.period_s} s; a period is a number of seconds above 0"
         case ops.Save():
-            yield from _group_problems(op.by, world_size)
+            yield from _sharing_problems(op.by, world_size)
             if not op.srcs:
                 yield "saves nothing; name the buffers that the file holds"
             if op.dst and buffers[op.dst].place != "host":
@@ -290,6 +290,14 @@ def _drops(body: Body, exchange: int, world_size: int) -> Iterator[tuple[int, st
 
 def _collectives_in(body: Body) -> list[int]:
     return [at for at, op in enumerate(body) if isinstance(op, ops.COLLECTIVES)]
+
+
+def _sharing_problems(group: Group, world_size: int) -> Iterator[str]:
+    """Yield what is wrong with groups whose members share work or data: they follow a pattern."""
+    if group.ranks:
+        yield f"shares among a {group.text}; only collectives take groups by list: write a size and a stride"
+    else:
+        yield from _group_problems(group, world_size)
 
 
 def _group_problems(group: Group, world_size: int) -> Iterator[str]:

@@ -10,9 +10,10 @@ Computation stays one operation for each pass. What the ranks of a copy exchange
 
 from dataclasses import replace
 
+import numpy as np
+
 from simdist.errors import PlanError, UnsupportedError
 from simdist.plan import ops
-from simdist.plan.group import Group
 from simdist.plan.ops import ALONE, Op
 from simdist.plan.plan import Plan
 from simdist.plan.text import op_text
@@ -54,7 +55,10 @@ def check_copies(plan: Plan, ranks_per_copy: int) -> None:
         PlanError: Others do. The error names the operation.
     """
     for op in plan.distinct_ops:
-        if isinstance(op, ops.COLLECTIVES) and op.group.size > 1 and op.group.stride % ranks_per_copy:
+        if not isinstance(op, ops.COLLECTIVES):
+            continue
+        parts = np.array(op.group.members(plan.world_size)) % ranks_per_copy
+        if (parts != parts[:, :1]).any():
             raise PlanError(
                 f"plan {plan.name}: {op_text(op)} would mix slices of different tensors, because {ranks_per_copy} "
                 f"ranks share a copy of the model: strides that do not are multiples of {ranks_per_copy}; "
@@ -77,7 +81,7 @@ def spread_over_ranks(op: Op, ranks_per_copy: int, plan_name: str) -> Op:
         case ops.AllReduce() | ops.ReduceScatter() | ops.AllGather() | ops.Reduce() | ops.Broadcast():
             if op.group.size == 1:
                 return replace(op, group=ALONE)
-            return replace(op, group=Group(op.group.size, op.group.stride * ranks_per_copy))
+            return replace(op, group=op.group.over_copies(ranks_per_copy))
         case ops.Enter():
             absent = (copy * ranks_per_copy + member for copy in op.absent for member in range(ranks_per_copy))
             return replace(op, absent=tuple(absent))

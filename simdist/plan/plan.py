@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import PlanError
-from simdist.plan.group import Group
+from simdist.plan.group import Group, group_fields
 from simdist.plan.lanes import Lane, all_lanes
 from simdist.plan.ops import ALONE, AllReduce, Enter, Load, Op, Save, lane_of
 
@@ -386,7 +386,7 @@ class StepIndex:
 
 def _fields_of(item: Buffer | Op | Dataset) -> dict[str, Any]:
     """Return the fields to write to a file, without those at their usual values, such as most operations' lane."""
-    found = dataclasses.asdict(item)
+    found = dataclasses.asdict(item, dict_factory=group_fields)
     usual = {name: value for name, value in _UNWRITTEN.items() if name in found}
     for field in dataclasses.fields(item):
         if isinstance(field.default, Lane):

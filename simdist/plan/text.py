@@ -73,19 +73,19 @@ def _arguments(op: ops.Op) -> str:  # noqa: C901 (one `match` over all operation
         case ops.Combine():
             return f"{_sum_text(op)} -> {op.dst}"
         case ops.AllReduce():
-            where = f"{op.group}{_by(op.algorithm)}{_served(op.servers)}"
+            where = f"{op.group.text}{_by(op.algorithm)}{_served(op.servers)}"
             where += f", without the last {op.drop}" if op.drop else ""
             return f"{op.buffer}, {op.reduction} over {where}{_beside(op.lane)}"
         case ops.ReduceScatter():
-            return f"{op.src} -> {op.dst}, {op.reduction} over {op.group}{_by(op.algorithm)}{_beside(op.lane)}"
+            return f"{op.src} -> {op.dst}, {op.reduction} over {op.group.text}{_by(op.algorithm)}{_beside(op.lane)}"
         case ops.AllGather():
-            return f"{op.src} -> {op.dst}, {op.group}{_by(op.algorithm)}{_beside(op.lane)}"
+            return f"{op.src} -> {op.dst}, {op.group.text}{_by(op.algorithm)}{_beside(op.lane)}"
         case ops.Reduce():
             where = f"to member {op.root}{_by(op.algorithm)}{_at(op.server)}{_beside(op.lane)}"
-            return f"{op.buffer}, {op.reduction} over {op.group} {where}"
+            return f"{op.buffer}, {op.reduction} over {op.group.text} {where}"
         case ops.Broadcast():
             where = f"from member {op.root}{_by(op.algorithm)}{_at(op.server)}{_beside(op.lane)}"
-            return f"{op.buffer}, {op.group} {where}"
+            return f"{op.buffer}, {op.group.text} {where}"
         case ops.Select():
             return f"{op.src} -> {op.dst}, {op.k} of it by {op.method}, rest to {op.residual}"
         case ops.LowRank():

@@ -112,7 +112,7 @@ class AtomLayout:
         """Return on member j the j-th slice of the places."""
         if places.n_atoms % group.size:
             raise BrokenError(f"shares {places.n_atoms} slices over a {group}; a buffer is cut once over a group")
-        return places.sliced(group.shape(self._world_size))
+        return places.sliced(group)
 
     def _own_slice(self, group: Group, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return on member j the j-th slice of rows `[rank, atom, source]`."""

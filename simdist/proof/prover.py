@@ -568,7 +568,6 @@ class _Proof:
 
     def _map(self, op: ops.Collective, value: Value, move: Move) -> Value:
         """Apply a collective to the weights, viewed as `[block, member, offset, atom, source]`, and to the places."""
-        shape = op.group.shape(self._plan.world_size)
         n_atoms = value.places.n_atoms
         if isinstance(op, ops.ReduceScatter) and n_atoms % op.group.size:
             raise BrokenError(f"scatters {n_atoms} slices over a {op.group}; a buffer is scattered once over a group")
@@ -581,22 +580,21 @@ class _Proof:
             like = ops.without_names(op), move is total, n_atoms, id(each)
             if like not in self._now.moved:
                 each.demand_room(op.group.size * divisor)
-                moved = of_weights(each.numerators.reshape(*shape, *each.numerators.shape[1:]))
+                moved = of_weights(op.group.split(each.numerators))
                 if isinstance(op, ops.Reduce):  # only the root holds a mean; the other members keep their contents
                     moved = np.where(root_mask(moved, op.root), moved, moved * divisor)
-                rows = moved.reshape(self._plan.world_size, -1, moved.shape[-1])
+                rows = op.group.joined(moved)
                 self._now.moved[like] = each, lowest_terms(rows, each.denominator * divisor)
             weights[tag] = self._now.moved[like][1]
         return Value(self._move_places(op, value.places, move), weights)
 
     def _move_places(self, op: ops.Collective, places: AtomPlaces, move: Move) -> AtomPlaces:
-        shape = op.group.shape(self._plan.world_size)
         if not isinstance(op, ops.AllReduce | ops.Reduce | ops.ReduceScatter) and move is not total:
-            return places.moved(shape, move)
-        rows = places.in_groups(shape)
+            return places.moved(op.group, move)
+        rows = places.in_groups(op.group)
         if (rows != rows[:, :1]).any():
             raise BrokenError("reduces slices of different places; the members hold other parts of the model")
-        return places.sliced(shape) if isinstance(op, ops.ReduceScatter) else places
+        return places.sliced(op.group) if isinstance(op, ops.ReduceScatter) else places
 
     def _compare(self, state: State, step: int, body: int, declared: Result) -> None:
         gradient = self._mean(self._without(declared.absent), declared.gradients, declared.drop)
@@ -647,9 +645,8 @@ class _Proof:
                 fail_at(self._plan, step=step, body=body, position=position, problem=problem)
 
     def _mean(self, weights: Weights, group: Group, drop: int = 0) -> Weights:
-        view = weights.numerators.reshape(*group.shape(self._plan.world_size), *weights.numerators.shape[1:])
-        means = _total_of_first(view, group.size - drop)
-        return lowest_terms(means.reshape(weights.numerators.shape), weights.denominator * (group.size - drop))
+        means = _total_of_first(group.split(weights.numerators), group.size - drop)
+        return lowest_terms(group.joined(means), weights.denominator * (group.size - drop))
 
     def _difference(self, name: str, found: Value, expected: dict[Tag, Weights]) -> str | None:
         """Describe how a buffer differs from the expected weights of each of its atoms."""

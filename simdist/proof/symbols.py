@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import UnsupportedError
+from simdist.plan.group import Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,30 +116,30 @@ class AtomPlaces:
         """Return the places of some of the atoms."""
         return AtomPlaces.of(self.rows[:, first:last], self.of_rank)
 
-    def in_groups(self, shape: tuple[int, int, int]) -> NDArray[np.int64]:
-        """Return the row of each member, `[n_groups, size]`, given the shape of the groups."""
-        return np.moveaxis(self.of_rank.reshape(shape), 1, 2).reshape(-1, shape[1])
+    def in_groups(self, group: Group) -> NDArray[np.int64]:
+        """Return the row of each member, `[n_groups, size]`."""
+        return np.moveaxis(group.split(self.of_rank), 1, 2).reshape(-1, group.size)
 
-    def sliced(self, shape: tuple[int, int, int]) -> "AtomPlaces":
+    def sliced(self, group: Group) -> "AtomPlaces":
         """Return on member j the j-th slice of the atoms."""
-        _, size, _ = shape
-        number = np.broadcast_to(np.arange(size)[:, np.newaxis], shape).ravel()
-        return AtomPlaces.of(self.rows.reshape(len(self.rows) * size, -1), self.of_rank * size + number)
+        shape = group.shape(len(self.of_rank))
+        number = group.joined(np.broadcast_to(np.arange(group.size)[:, np.newaxis], shape))
+        return AtomPlaces.of(self.rows.reshape(len(self.rows) * group.size, -1), self.of_rank * group.size + number)
 
-    def moved(self, shape: tuple[int, int, int], move: "Move") -> "AtomPlaces":
+    def moved(self, group: Group, move: "Move") -> "AtomPlaces":
         """Return the places after members of groups have exchanged them. Groups that hold the same do so once."""
-        members = self.in_groups(shape)
+        members = self.in_groups(group)
         known: dict[bytes, int] = {}  # numpy takes longer to find different rows
         of_group = np.array([known.setdefault(row.tobytes(), len(known)) for row in members])
         _, firsts = np.unique(of_group, return_index=True)
         kinds = members[firsts]
         after = move(self.rows[kinds][:, :, np.newaxis, :, np.newaxis])
-        n_blocks, size, stride = shape
+        n_blocks, size, stride = shape = group.shape(len(self.of_rank))
         of_blocks = of_group.reshape(n_blocks, 1, stride)
         if after.strides[1] == 0:  # every member has the same
-            return AtomPlaces.of(after[:, 0, 0, :, 0], np.broadcast_to(of_blocks, shape).ravel())
+            return AtomPlaces.of(after[:, 0, 0, :, 0], group.joined(np.broadcast_to(of_blocks, shape)))
         number = of_blocks * size + np.arange(size)[:, np.newaxis]
-        return AtomPlaces.of(after.reshape(len(kinds) * size, -1), number.ravel())
+        return AtomPlaces.of(after.reshape(len(kinds) * size, -1), group.joined(number))
 
 
 @dataclass(frozen=True, slots=True)

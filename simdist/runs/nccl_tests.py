@@ -66,6 +66,10 @@ _SOME_STEP_S = 1e-5
 _NEAR = 4  # sizes that the range of a number is told by, as a factor on the size that tells the number
 _LEAST_OFF = 0.01  # least distance of the ends of a range from the value, as a share
 _OVERHEAD = "collectives.overhead"
+_QUEUED = (
+    "calls of nccl-tests are queued, so the table does not tell the host's time per call: if a program in PyTorch "
+    "waits for each result, add 20 to 30 us to collectives.overhead"
+)
 _MOST_OFF = 0.5
 _USUAL_OVERHEAD_S = 2.5e-6  # of a collective, as in the presets: kernels back to back
 _MEASURE = "several tables of nccl-tests, each with more iterations (-n)"
@@ -331,6 +335,7 @@ def fitted(table: NcclTable, cluster: Cluster) -> tuple[Cluster, list[str]]:
     if told is None:
         size = format_nbytes(table.rows[0][0])
         notes.append(f"{path} stays: no value from 0 to 1 ms gives the time of {size}")
+    notes.append(_QUEUED)
     return told or best, notes
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from simdist.plan import LowRank, Op, Result, Select, plan_text
-from simdist.plan.group import Group
+from simdist.plan.group import Group, group_fields
 from simdist.runs.building import Built, job
 from simdist.scenario import Scenario
 from simdist.settings.base import plural
@@ -80,7 +80,7 @@ def _record(result: Result, applied: str | None) -> dict[str, object]:
         steps (int): Steps with this result.
         micro_batches (int): Passes whose gradients are summed, if several.
         gradients, parameters (object or null): The group that averages gradients, then parameters: `size` and `stride`
-            (int, distance between members).
+            (int, distance between members); `ranks` (list, one group after the other) if they are listed.
         late_steps (int): Steps by which the average is delayed, if any.
         tensors (list): Ranges `[first, stop]` of averaged tensors. Absent: all.
         mixing (float): With an outer optimizer: share of its own parameters that a rank keeps.
@@ -89,8 +89,10 @@ def _record(result: Result, applied: str | None) -> dict[str, object]:
         applied (str): What replaces the mean gradient (top-k, PowerSGD), if so.
     """
     always = ("gradients", "parameters")
-    plain = asdict(Result(result.gradients, result.parameters))
-    found = {name: value for name, value in asdict(result).items() if name in always or value != plain[name]}
+    usual, fields = (
+        asdict(each, dict_factory=group_fields) for each in (Result(result.gradients, result.parameters), result)
+    )
+    found = {name: value for name, value in fields.items() if name in always or value != usual[name]}
     return found | ({"applied": applied} if applied else {})
 
 

@@ -174,14 +174,13 @@ def _merged(base: dict[str, object], overrides: dict[str, object]) -> dict[str, 
     merged = {key: item for key, item in base.items() if key not in replaced}
     for key, item in overrides.items():
         below = merged.get(key)
-        merged[key] = _merged(below, item) if isinstance(below, dict) and isinstance(item, dict) else item
+        is_merged = isinstance(below, dict) and isinstance(item, dict) and item != {}  # who writes {} wants none
+        merged[key] = _merged(below, item) if is_merged else item
     ranges = base.get("uncertain")
-    own = overrides.get("uncertain", {})
-    if isinstance(ranges, dict) and isinstance(own, dict):  # who states another value has measured it
-        stay = "uncertain" not in overrides or own  # who writes {} wants none
-        merged["uncertain"] = {
-            path: each for path, each in ranges.items() if stay and _at(merged, path) == _at(base, path)
-        } | own
+    own = overrides.get("uncertain", ranges)
+    if isinstance(ranges, dict) and isinstance(own, dict) and own:  # who states another value has measured it
+        stated = {path: each for path, each in ranges.items() if _at(merged, path) == _at(base, path)}
+        merged["uncertain"] = stated | overrides.get("uncertain", {})
     return merged
 
 

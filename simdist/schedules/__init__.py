@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from simdist.schedules.diloco import DiLoCo
     from simdist.schedules.fsdp import FSDP
     from simdist.schedules.fusion import Fusion
+    from simdist.schedules.gossip import Gossip
     from simdist.schedules.gradient import GradientSchedule
     from simdist.schedules.gtopk import GTopK
     from simdist.schedules.hierarchical_sgd import HierarchicalSGD
@@ -34,6 +35,7 @@ _MODULE_OF = {
     "FSDP": "fsdp",
     "Fusion": "fusion",
     "GTopK": "gtopk",
+    "Gossip": "gossip",
     "GradientSchedule": "gradient",
     "HSDP": "hsdp",
     "HiTopK": "hitopk",
@@ -60,6 +62,7 @@ __all__ = [
     "DiLoCo",
     "Fusion",
     "GTopK",
+    "Gossip",
     "GradientSchedule",
     "HiTopK",
     "HierarchicalSGD",

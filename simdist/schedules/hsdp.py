@@ -24,7 +24,7 @@ _OF_HSDP = ("label", "run_ahead_steps", "input")
 
 _BETWEEN = Piece(
     "between",
-    r"-(?:local|hsgd|diloco)-(?!2-comms)\d[^+]*?",  # `-local` before `-2-comms` is local accumulation
+    r"-(?:(?:local|hsgd|diloco)-(?!2-comms)\d|gossip)[^+]*?",  # `-local` before `-2-comms` is local accumulation
     lambda between: f"-{between.default_label()}" if between else "",
     lambda text: settings_of_name(text[1:]),
 )
@@ -46,6 +46,7 @@ class HSDP(ShardedSchedule):
         {"shard": 4, "between": "local-4"},
         {"shard": 2, "between": {"kind": "hierarchical_sgd", "levels": {2: 2, 4: "world"}, "warmup_steps": 2}},
         {"shard": 2, "between": {"kind": "diloco", "period": 4, "overlap_steps": 1, "mixing": 0.5}},
+        {"shard": 2, "between": "gossip-ring"},
         {"shard": 2, "between": {"kind": "diloco", "period": 3, "ranks_per_worker": "node", "compression": "fp16"}},
         {"shard": 2, "communicators": 2, "wrap": "blocks", "reshard_after_forward": False},
         {"shard": 1},

@@ -198,9 +198,9 @@ class ShardedSchedule(Schedule, abc.ABC):
         units = self.units_of(job).units
         of_copies = self.between_copies().result(step, self.of_copies(job))
         gradients = Group(of_copies.gradients.size * n_sharers)
-        averaged = of_copies.parameters.size
         tensors = tuple((units[first].first, units[last - 1].last) for first, last in of_copies.tensors)
-        parameters = Group(averaged * n_sharers if averaged > 1 else 1)
+        averages = of_copies.parameters.size > 1
+        parameters = of_copies.parameters.of_whole_copies(n_sharers) if averages else ALONE
         return replace(of_copies, gradients=gradients, parameters=parameters, tensors=tensors)
 
     def write(self, job: Job) -> Plan:
@@ -280,7 +280,7 @@ class _Shards:
 
     def replicas(self, of_copies: Group) -> Group:
         """Return the ranks that have the same slice of the copies in a group of copies."""
-        return Group(of_copies.size, stride=self.n_sharers) if of_copies.size > 1 else ALONE
+        return of_copies.over_copies(self.n_sharers) if of_copies.size > 1 else ALONE
 
     @property
     def kept_over(self) -> Group | None:

@@ -68,5 +68,6 @@ SHARDING = Permit("sharding", "it shards the model, for which the training scrip
 OVERLAP = Permit("overlap", "it takes averages some steps late")
 UNEVEN = Permit("uneven", "it lets slow devices do fewer steps")
 OUTER_OPTIMIZER = Permit("diloco", "it needs an outer optimizer, on which depends what is learnt")
+PAIRS = Permit("gossip", "it averages pairs of ranks, whose parameters differ from those of others")
 SERVERS = Permit("servers", "it needs parameter servers")
 DROPPED_GRADIENTS = Permit("backup", "it drops gradients, which changes what is learnt", even_if_named=True)

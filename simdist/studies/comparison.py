@@ -278,7 +278,7 @@ def compare(  # noqa: PLR0913 (one for each option)
             a call with the same list goes on with the first schedule that it lacks.
         actors: Processes of the user, see `simdist.engines.actors`; each schedule and seed starts them anew.
         facets: Optional topics, in the order of their keys.
-        warm_up: First steps that are left out of the means, see `simdist.studies.lengths`; facets are of all steps.
+        warm_up: First steps that are left out of the means, see `simdist.studies.lengths`.
 
     Raises:
         ScenarioError: There is no such baseline, `measured` has the times of another scenario, or `warm_up` does not
@@ -301,7 +301,7 @@ def compare(  # noqa: PLR0913 (one for each option)
                 its, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw, facets=facets
             )
             if warm_up:
-                times = _without_warm_up(its, built, times, warm_up)
+                times = _without_warm_up(its, built, times, warm_up, facets)
         measured.append(replace(times, scenario=scenario))
     base = measured[scenario.schedules.index(reference)]
     rows = [row(each, base) for each in measured]
@@ -312,14 +312,16 @@ def compare(  # noqa: PLR0913 (one for each option)
     return found
 
 
-def _without_warm_up(scenario: Scenario, built: Built, times: ScheduleTimes, warm_up: int) -> ScheduleTimes:
+def _without_warm_up(
+    scenario: Scenario, built: Built, times: ScheduleTimes, warm_up: int, facets: Sequence[Facet[Any]]
+) -> ScheduleTimes:
     """Return the times of a schedule without its first steps."""
     from simdist.studies.lengths import scenario_of_warm_up, without_first
 
     early = scenario_of_warm_up(scenario, warm_up)
     short = replace(build(early, built.schedule), actors=built.actors)
     engine: Engine = "des" if times.engine == "des" else "auto"
-    first = corrected(early, short, measure(early, short, n_seeds=len(times.step_s), engine=engine, facets=()))
+    first = measure_with_additions(early, short, n_seeds=len(times.step_s), engine=engine, facets=facets)
     return without_first(times, first, n_steps=scenario.steps, warm_up=warm_up)
 
 
@@ -461,9 +463,9 @@ def row(measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
     found = Row(
         schedule=measured.label,
         step_s=step_s,
-        step_s_ci95=_step_interval(measured),
+        step_s_ci95=step_interval(measured),
         speedup=speedup,
-        speedup_ci95=_speedup_interval(speedup, measured, baseline),
+        speedup_ci95=speedup_interval(speedup, measured, baseline),
         engine=measured.engine,
         seeds=len(measured.step_s),
         facets=measured.facets,
@@ -472,13 +474,15 @@ def row(measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
     return with_ranges(found, measured, baseline)
 
 
-def _step_interval(measured: ScheduleTimes) -> Interval | None:
+def step_interval(measured: ScheduleTimes) -> Interval | None:
+    """Return the 95 % confidence interval of the step time of a schedule; None if it is not known."""
     if math.isinf(measured.unseen_s):
         return None
     return positive_interval(measured.step_s, error=measured.unseen_s / NORMAL_QUANTILE)
 
 
-def _speedup_interval(speedup: float, measured: ScheduleTimes, baseline: ScheduleTimes) -> Interval | None:
+def speedup_interval(speedup: float, measured: ScheduleTimes, baseline: ScheduleTimes) -> Interval | None:
+    """Return the 95 % confidence interval of the speed-up of a schedule over another; None if it is not known."""
     if measured is baseline:
         return None if len(measured.step_s) == 1 else (1.0, 1.0)
     unseen = math.hypot(*(each.unseen_s / float(each.step_s.mean()) for each in (measured, baseline)))

@@ -70,7 +70,7 @@ def with_draws(
     if doubts is None and (scenario.cluster.has_unknown_gpus or not scenario.is_of_machines):
         return measured
     from simdist.studies import uncertainty
-    from simdist.studies.published_errors import doubted, doubts_of
+    from simdist.studies.published_errors import doubted, doubts_of, ranged_overhead_s
 
     doubts = doubts_of(scenario) if doubts is None else doubts
     found = uncertainty.quantities(scenario)
@@ -89,9 +89,10 @@ def with_draws(
     seeds = (scenario.seed + numbers).tolist()
     built_again = [_built_again(each, scenario, built) for each in priced] * (n_draws // n_priced)
     if doubts:
+        at_draws = [{doubt: at[i] for doubt, at in of_doubts.items()} for i in range(n_draws)]
         built_again = [
-            replace(each, costs=doubted(each.plan, each.costs, {doubt: at[i] for doubt, at in of_doubts.items()}))
-            for i, each in enumerate(built_again)
+            replace(its, costs=doubted(its.plan, its.costs, at, ranged_s=ranged_overhead_s(each)))
+            for each, its, at in zip(drawn, built_again, at_draws, strict=True)
         ]
     engine: Engine = "des" if measured.engine == "des" else "auto"
     stated_s = measured.step_s[numbers]

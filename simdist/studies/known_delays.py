@@ -20,7 +20,7 @@ Source:
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -135,10 +135,15 @@ def _drawn(scenario: Scenario, index: int, n_seeds: int) -> KnownDelays:
     one = _disturbance(scenario, index)
     found = _expected(scenario, index)
     assert found is not None, "is special"
+    drawn_s, n_late = _totals(one, index, *_place(scenario, n_seeds))
+    return KnownDelays(index, one, found, drawn_s, n_late)
+
+
+def _place(scenario: Scenario, n_seeds: int) -> tuple[tuple[int, ...], tuple[int, int, int, int]]:
+    """Return seeds, and steps, ranks, ranks of a node and micro-batches of a run."""
     cluster = scenario.cluster
     shape = (scenario.steps, cluster.world_size, cluster.gpus_per_node, scenario.workload.micro_batches)
-    drawn_s, n_late = _totals(one, index, tuple(scenario.seed + number for number in range(n_seeds)), shape)
-    return KnownDelays(index, one, found, drawn_s, n_late)
+    return tuple(scenario.seed + number for number in range(n_seeds)), shape
 
 
 @lru_cache(maxsize=16)
@@ -146,6 +151,18 @@ def _totals(
     disturbance: Disturbance, index: int, seeds: tuple[int, ...], shape: tuple[int, int, int, int]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return the seconds of all delays of a disturbance and the number of late steps, each `[n_seeds]`."""
+    seconds = np.zeros(len(seeds))
+    n_late = np.zeros(len(seeds), dtype=np.int64)
+    for of_steps in _late_s(disturbance, index, seeds, shape):
+        seconds += of_steps.sum(axis=(1, 2))
+        n_late += (of_steps > 0).sum(axis=(1, 2))
+    return seconds, n_late
+
+
+def _late_s(
+    disturbance: Disturbance, index: int, seeds: tuple[int, ...], shape: tuple[int, int, int, int]
+) -> Iterator[NDArray[np.float64]]:
+    """Yield the delays of a disturbance in consecutive steps, `[n_seeds, n_steps, n_ranks]`."""
     n_steps, world_size, ranks_per_node, micro_batches = shape
     alone = [*[None] * index, disturbance]
     nothing_s = np.zeros(world_size)  # no work: none of these disturbances depends on it
@@ -157,15 +174,10 @@ def _totals(
         compute_s=nothing_s,
         micro_batches=micro_batches,
     )
-    seconds = np.zeros(len(seeds))
-    n_late = np.zeros(len(seeds), dtype=np.int64)
     at_once = max(1, _MOST_DRAWN_AT_ONCE // (len(seeds) * world_size * micro_batches))
     for first in range(0, n_steps, at_once):
         (found,) = drawn.take(min(at_once, n_steps - first)).values()
-        of_steps = found if found.ndim == 3 else found.sum(axis=2)
-        seconds += of_steps.sum(axis=(1, 2))
-        n_late += (of_steps > 0).sum(axis=(1, 2))
-    return seconds, n_late
+        yield found if found.ndim == 3 else found.sum(axis=2)
 
 
 def corrected(scenario: Scenario, built: Built, measured: ScheduleTimes) -> ScheduleTimes:
@@ -178,16 +190,29 @@ def corrected(scenario: Scenario, built: Built, measured: ScheduleTimes) -> Sche
         built: The schedule.
         measured: Its times with the seeds from the scenario's on.
     """
-    n_seeds = len(measured.step_s)
-    if n_seeds == 1 or not scenario.is_random:
-        return measured
-    channels = {op.channel for op in delays_of(built.plan)}
-    known = [each for each in known_delays(scenario, n_seeds) if each.disturbance.on in channels]
-    known = [each for each in known if math.isfinite(each.expected.seconds)]
-    found = measured
-    for each in known:
-        found = corrected_by(each, cost_of_delay(scenario, built, each), found, n_steps=scenario.steps)
-    return found if found.unseen_s else with_unseen(scenario, built, found)
+    return _corrected(scenario, built, measured, _costs(scenario, built, len(measured.step_s)))
+
+
+def corrected_ends(
+    scenario: Scenario, built: Built, ends_s: NDArray[np.float64]
+) -> tuple[ScheduleTimes, NDArray[np.float64]]:
+    """Return the times of a schedule, without states, and the ends of its steps, both corrected as `corrected` does.
+
+    Args:
+        scenario: The schedule's.
+        built: The schedule.
+        ends_s: Seconds from the start to the end of each step, `[n_seeds, n_steps]`.
+    """
+    n_seeds, n_steps = ends_s.shape
+    costs = _costs(scenario, built, n_seeds)
+    times = _corrected(scenario, built, ScheduleTimes(built.schedule.name, "", ends_s[:, -1] / n_steps, {}), costs)
+    if times.uncorrected is not None:
+        for known, cost in costs:
+            parts = _late_s(known.disturbance, known.index, *_place(scenario, n_seeds))
+            late_s = np.concatenate([each.sum(axis=2) for each in parts], axis=1).cumsum(axis=1)
+            expected_s = known.expected.seconds * np.arange(1, n_steps + 1) / n_steps
+            ends_s = ends_s - n_steps * cost.step_s * (late_s - expected_s)
+    return times, ends_s
 
 
 def with_unseen(scenario: Scenario, built: Built, measured: ScheduleTimes) -> ScheduleTimes:
@@ -244,6 +269,24 @@ def corrected_by(known: KnownDelays, cost: CostOfDelay, measured: ScheduleTimes,
     states_s = {state: its - cost.states_s[state] * surplus_s for state, its in measured.states_s.items()}
     unseen_s = math.hypot(measured.unseen_s, known.unseen_s(cost.n_pilots) / n_steps)
     return replace(measured, step_s=step_s, states_s=states_s, uncorrected=measured.as_simulated, unseen_s=unseen_s)
+
+
+def _costs(scenario: Scenario, built: Built, n_seeds: int) -> list[tuple[KnownDelays, CostOfDelay]]:
+    """Return the disturbances that the times of a schedule are corrected for, and what one delay more costs."""
+    if n_seeds == 1 or not scenario.is_random:
+        return []
+    channels = {op.channel for op in delays_of(built.plan)}
+    known = [each for each in known_delays(scenario, n_seeds) if each.disturbance.on in channels]
+    return [(each, cost_of_delay(scenario, built, each)) for each in known if math.isfinite(each.expected.seconds)]
+
+
+def _corrected(
+    scenario: Scenario, built: Built, measured: ScheduleTimes, costs: Sequence[tuple[KnownDelays, CostOfDelay]]
+) -> ScheduleTimes:
+    found = measured
+    for known, cost in costs:
+        found = corrected_by(known, cost, found, n_steps=scenario.steps)
+    return found if found.unseen_s else with_unseen(scenario, built, found)
 
 
 def _piloted(scenario: Scenario, built: Built, known: KnownDelays, extra_s: float) -> tuple[ScheduleTimes, float]:

@@ -64,6 +64,7 @@ _MEASURE: dict[_Kind, str] = {
 }
 _OF_COMPUTING = ("batch", "machine", "machines", "input")
 _CALIBRATED = "real.calibrate"  # measures both links; one that its line meets has no range
+_OVERHEAD = "collectives.overhead"
 _MACHINES_OF_RINGS = 4
 #: 256 H100: 2 GB gathered at 200 GB/s, all-reduced at 340. 128 to 512 H100: 256 MB gathered at 6 to 44 GB/s, by run.
 _RING_STEPS = "17 us on 256 H100, nccl#1218; 10 to 80 us on 128 to 512 H100, The Ultra-Scale Playbook"
@@ -298,13 +299,23 @@ def of_published_rows() -> dict[str, Any]:
     return dict(json.loads(text))
 
 
-def doubted(plan: Plan, costs: Costs, at: Mapping[Doubt, float]) -> Costs:
+def ranged_overhead_s(scenario: Scenario) -> float:
+    """Return the seconds of each collective that have a range of their own, so that no doubt multiplies them.
+
+    How long a host takes for a call depends on how the program calls, not on the links.
+    """
+    is_ranged = _OVERHEAD in scenario.cluster.uncertain or f"cluster.{_OVERHEAD}" in scenario.uncertain
+    return scenario.cluster.collectives.overhead_s if is_ranged else 0.0
+
+
+def doubted(plan: Plan, costs: Costs, at: Mapping[Doubt, float], *, ranged_s: float = 0.0) -> Costs:
     """Return prices with the errors of a draw.
 
     Args:
         plan: The plan.
         costs: Its prices.
         at: Place of each doubt in its distribution, from 0 to 1.
+        ranged_s: Of a collective's seconds, those that no doubt multiplies; see `ranged_overhead_s`.
     """
     step_us = _computing_us(plan, costs)
     computing = math.prod(each.factor(place, step_us) for each, place in at.items() if each.kind in _OF_COMPUTING)
@@ -330,13 +341,21 @@ def doubted(plan: Plan, costs: Costs, at: Mapping[Doubt, float]) -> Costs:
         if isinstance(cost, Shared) and isinstance(op, COLLECTIVES):
             key = id(cost), factor(op)
             if key not in scaled:
-                scaled[key] = cost.scaled(key[1])
+                scaled[key] = cost.scaled(_but_for(ranged_s, cost, key[1]))
             return scaled[key]
         if isinstance(op, Load | StageIn) and not isinstance(cost, Local):
             return _read_slower(cost, reading, costs.resources)
         return cost
 
     return replace(costs, of={op: price(op, cost) for op, cost in costs.of.items()})
+
+
+def _but_for(ranged_s: float, cost: Shared, factor: float) -> float:
+    """Return the factor of a whole collective of which some seconds stay and the rest takes `factor` times as long."""
+    if not ranged_s:
+        return factor
+    share = min(1.0, ranged_s / float(np.max(cost.alone_s)))
+    return share + factor * (1 - share)
 
 
 def _computing_us(plan: Plan, costs: Costs) -> float:
@@ -360,9 +379,8 @@ def _read_slower(cost: Shared | Varying, factor: float, resources: Resources) ->
 
 
 def _link_of(group: Group, resources: Resources) -> _Kind:
-    members = np.arange(group.size) * group.stride  # of the first group
-    places = resources.domain(members)
-    return "network" if (places != places[0]).any() else "fabric"
+    places = resources.domain(np.array(group.members(resources.world_size)))
+    return "network" if (places != places[:, :1]).any() else "fabric"
 
 
 def _nbytes(op: Collective, buffers: Mapping[str, Buffer]) -> int:

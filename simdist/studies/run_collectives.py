@@ -143,7 +143,7 @@ def _record(row: CollectiveRow) -> dict[str, object]:
 
     Columns:
         op, algorithm, dtype (str): Name, such as `all_reduce`; algorithm of the plan; type of elements.
-        group (object): `size` and `stride` (int, distance between members).
+        group (object): `size` and `stride` (int, distance between members; null if groups are listed).
         nbytes (int): Size of the whole, with indices.
         count (int): Elements. For all_gather and reduce_scatter, of one rank.
         sparse (bool): Elements have indices.

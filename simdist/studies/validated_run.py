@@ -84,6 +84,7 @@ class ValidatedRun:
 
         Columns:
             schedule, run, digest (str): Label, directory, digest of the plan.
+            real_rank (int): Only if the peers of one real rank were simulated: that rank, whose times are compared.
             source, simulated_by (str): Program that measured, engine that simulated.
             steps, world_size (int): Compared steps, ranks.
             simulated_s, measured_s, error (float): Makespans and their error.
@@ -110,6 +111,7 @@ class ValidatedRun:
             "digest": self.run.plan.digest(),
             "simulated_by": self.simulated.source,
             "world_size": self.run.plan.world_size,
+            **({} if self.real.real_rank is None else {"real_rank": self.real.real_rank}),
             **picked(found, "source", *_FOUND, steps="n_steps"),
             **({"simulated_s_range90": self.range_s} if self.range_s else {}),
             **{name: [asdict(part) for part in getattr(found, name)] for name in ("kinds", "injections", "blames")},
@@ -134,7 +136,7 @@ class ValidatedRun:
         return "\n".join(
             [
                 f"{about}; measured: {found.source}; simulated: {machines}",
-                f"makespan: {makespans}, error {format_error(found.error)}",
+                f"makespan{_of_rank(self.real)}: {makespans}, error {format_error(found.error)}",
                 *([_range_text(found.measured_s, *self.range_s)] if self.range_s else ()),
                 "",
                 _kinds_text(found),
@@ -236,6 +238,10 @@ def _range_text(measured_s: float, low_s: float, high_s: float) -> str:
     where = "below" if measured_s < low_s else "above" if measured_s > high_s else "in"
     interval = f"{format_seconds(low_s)} to {format_seconds(high_s)}"
     return f"the measured one is {where} the 90 % interval of what is uncertain, {interval}"
+
+
+def _of_rank(real: Trace) -> str:
+    return "" if real.real_rank is None else f" of rank {real.real_rank}, the network is not tested"
 
 
 def _kinds_text(found: Validation) -> str:

@@ -291,11 +291,10 @@ def _link_events(trace: Trace, steps: list[int]) -> Iterator[str]:
 
 def _last_ready(ready_s: NDArray[np.float64], group: Group) -> NDArray[np.int64]:
     """Return for each rank the member of its group that was ready last, the first one in a tie, `[world_size]`."""
-    shape = group.shape(len(ready_s))
-    ready_s = np.where(np.isnan(ready_s), -np.inf, ready_s).reshape(shape)
-    ranks = np.arange(ready_s.size).reshape(shape)
-    last = np.take_along_axis(ranks, ready_s.argmax(axis=1)[:, None, :], axis=1)
-    return np.asarray(np.broadcast_to(last, shape).reshape(-1))
+    ranks = group.split(np.arange(len(ready_s)))
+    of_members_s = group.split(np.where(np.isnan(ready_s), -np.inf, ready_s))
+    last = np.take_along_axis(ranks, of_members_s.argmax(axis=1)[:, None, :], axis=1)
+    return group.joined(np.broadcast_to(last, ranks.shape))
 
 
 def _ns(seconds: NDArray[np.float64]) -> list[int]:

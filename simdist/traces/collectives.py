@@ -19,7 +19,7 @@ Source:
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.plan import Buffer, Collective, Plan, occurrences, ops
-from simdist.plan.group import Group
+from simdist.plan.group import Group, GroupForm
 from simdist.plan.ops import Algorithm
 from simdist.plan.text import op_name
 from simdist.traces.trace import Trace
@@ -41,7 +41,7 @@ class _NcclTestsLine:
 
     Args:
         op: Such as `all_reduce`.
-        group: The ranks that take part.
+        group: Size and stride of their groups.
         algorithm: Algorithm in the plan; `auto` leaves it to the cluster's library.
         nbytes: Size of the whole, including the indices of sparse data.
         count: Elements; for all_gather and reduce_scatter, those of one rank.
@@ -50,7 +50,7 @@ class _NcclTestsLine:
     """
 
     op: str
-    group: Group
+    group: GroupForm
     algorithm: Algorithm
     nbytes: int
     count: int
@@ -92,11 +92,12 @@ class CollectiveRow:
 
 def collective_rows(trace: Trace) -> tuple[CollectiveRow, ...]:
     """Return a row for each kind of called collective, sorted by name, group and size."""
-    kinds: dict[_NcclTestsLine, list[NDArray[np.int64]]] = {}
+    kinds: dict[_NcclTestsLine, dict[Group, list[NDArray[np.int64]]]] = {}
     for each in occurrences(trace.plan):
         if isinstance(each.op, ops.COLLECTIVES):
-            kinds.setdefault(_kind(each.op, trace.plan), []).append(each.rows)
-    rows = (_row(kind, trace, np.concatenate(parts)) for kind, parts in kinds.items())
+            of_groups = kinds.setdefault(_kind(each.op, trace.plan), {})
+            of_groups.setdefault(each.op.group, []).append(each.rows)
+    rows = (_row(kind, trace, of_groups) for kind, of_groups in kinds.items())
     return tuple(sorted((row for row in rows if row.calls), key=lambda row: _order(row.kind)))
 
 
@@ -123,12 +124,12 @@ def bus_factor(op: str, n: int) -> float:
 
 
 def _order(kind: _NcclTestsLine) -> tuple[str, int, int, int, str]:
-    return kind.op, kind.group.size, kind.group.stride, kind.nbytes, f"{kind.dtype} {kind.algorithm}"
+    return kind.op, kind.group.size, kind.group.stride or 0, kind.nbytes, f"{kind.dtype} {kind.algorithm}"
 
 
 def _kind(op: Collective, plan: Plan) -> _NcclTestsLine:
     whole, part = _buffers(op, plan)
-    return _NcclTestsLine(op_name(op), op.group, op.algorithm, whole.nbytes, part.count, part.dtype, part.sparse)
+    return _NcclTestsLine(op_name(op), op.group.form, op.algorithm, whole.nbytes, part.count, part.dtype, part.sparse)
 
 
 def _buffers(op: Collective, plan: Plan) -> tuple[Buffer, Buffer]:
@@ -144,25 +145,30 @@ def _buffers(op: Collective, plan: Plan) -> tuple[Buffer, Buffer]:
             assert_never(op)
 
 
-def _row(kind: _NcclTestsLine, trace: Trace, rows: NDArray[np.int64]) -> CollectiveRow:
-    shape = (len(rows), *kind.group.shape(trace.plan.world_size))
-    ready_s, start_s, end_s = (each[rows].reshape(shape) for each in (trace.ready_s, trace.start_s, trace.end_s))
-    call_s = end_s.max(axis=2) - ready_s.max(axis=2)  # [instance, block, offset]; NaN if a member did not finish
-    finished = np.isfinite(call_s)
-    waited_s = np.moveaxis(start_s - ready_s, 2, -1)[finished]
-    time_s = _median(call_s[finished])
+def _row(kind: _NcclTestsLine, trace: Trace, of_groups: Mapping[Group, Sequence[NDArray[np.int64]]]) -> CollectiveRow:
+    pairs = [_calls(trace, np.concatenate(parts), group) for group, parts in of_groups.items()]
+    call_s, waited_s = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+    time_s = _median(call_s)
     algbw_Bps = kind.nbytes / time_s if time_s else np.nan
     return CollectiveRow(
         kind,
-        calls=int(finished.sum()),
+        calls=len(call_s),
         time_s=time_s,
         algbw_Bps=algbw_Bps,
         busbw_Bps=algbw_Bps * bus_factor(kind.op, kind.group.size),
         wait_median_s=_median(waited_s),
         wait_mean_s=float(waited_s.mean()) if waited_s.size else np.nan,
-        transfer_total_s=float(call_s[finished].sum()) * kind.group.size,
+        transfer_total_s=float(call_s.sum()) * kind.group.size,
         wait_total_s=float(waited_s.sum()),
     )
+
+
+def _calls(trace: Trace, rows: NDArray[np.int64], group: Group) -> tuple[_Seconds, _Seconds]:
+    """Return the seconds of each finished call, `[n_calls]`, and how long its members waited, `[n_calls, size]`."""
+    ready_s, start_s, end_s = (group.split(each[rows], axis=1) for each in (trace.ready_s, trace.start_s, trace.end_s))
+    call_s = end_s.max(axis=2) - ready_s.max(axis=2)  # [instance, block, offset]; NaN if a member did not finish
+    finished = np.isfinite(call_s)
+    return call_s[finished], np.moveaxis(start_s - ready_s, 2, -1)[finished]
 
 
 def _median(values: _Seconds) -> float:

@@ -10,7 +10,7 @@ charges others in that earlier collective. Most ties mean that a whole node is l
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -63,7 +63,14 @@ def only_steps(trace: Trace, steps: range) -> Trace:
     ready_s, start_s, end_s = (
         np.where(did_run, array, np.nan) for array in (trace.ready_s, trace.start_s, trace.end_s)
     )
-    return Trace(trace.plan, ready_s, start_s, end_s, trace.source, links=trace.links, late=trace.late)
+    return replace(trace, ready_s=ready_s, start_s=start_s, end_s=end_s)
+
+
+def only_rank(trace: Trace, rank: int) -> Trace:
+    """Return a trace of the same plan in which only one rank ran."""
+    others = np.arange(trace.plan.world_size) != rank
+    ready_s, start_s, end_s = (np.where(others, np.nan, array) for array in (trace.ready_s, trace.start_s, trace.end_s))
+    return replace(trace, ready_s=ready_s, start_s=start_s, end_s=end_s)
 
 
 def first_steps(trace: Trace, n_steps: int) -> Trace:
@@ -76,7 +83,7 @@ def first_steps(trace: Trace, n_steps: int) -> Trace:
     stop = shorter.n_instances
     times_s = (trace.ready_s[:stop], trace.start_s[:stop], trace.end_s[:stop])
     late = {row: ranks for row, ranks in trace.late.items() if row < stop}
-    return Trace(shorter, *times_s, trace.source, links=trace.links, late=late)
+    return Trace(shorter, *times_s, trace.source, links=trace.links, late=late, real_rank=trace.real_rank)
 
 
 def injected_s(plan: Plan, delays: Delays) -> dict[Channel, _Seconds]:
@@ -186,12 +193,12 @@ def attribute_waiting(trace: Trace, held: Held | None = None) -> Waiting:
 
 def _share_within(wait_s: _Seconds, late_s: _Seconds, group: Group) -> _Seconds:
     """Return the waiting of each group, limited to the delay of its last rank, `[n, world_size]`."""
-    shape = (len(wait_s), *group.shape(wait_s.shape[1]))
-    each_s = wait_s.reshape(shape)
-    within_s = np.minimum(each_s, late_s.reshape(shape).max(axis=2, keepdims=True)).sum(axis=2, keepdims=True)
+    each_s = group.split(wait_s, axis=1)
+    latest_s = group.split(late_s, axis=1).max(axis=2, keepdims=True)
+    within_s = np.minimum(each_s, latest_s).sum(axis=2, keepdims=True)
     total_s = each_s.sum(axis=2, keepdims=True)
     share = np.divide(within_s, total_s, out=np.zeros_like(total_s), where=total_s > 0)
-    return np.broadcast_to(share, shape).reshape(wait_s.shape)
+    return group.joined(np.broadcast_to(share, each_s.shape), axis=1)
 
 
 def _held_before(trace: Trace, held: Held) -> tuple[_Seconds, NDArray[np.int64]]:
@@ -218,11 +225,10 @@ def _held_before(trace: Trace, held: Held) -> tuple[_Seconds, NDArray[np.int64]]
 
 def _caused_s(wait_s: _Seconds, ready_s: _Seconds, group: Group) -> _Seconds:
     """Charge the waiting in each group to the members that were ready last; all arrays are `[n, world_size]`."""
-    shape = (len(wait_s), *group.shape(wait_s.shape[1]))
-    ready_s = ready_s.reshape(shape)
-    last = ready_s == np.fmax.reduce(ready_s, axis=2, keepdims=True)
-    share_s = wait_s.reshape(shape).sum(axis=2, keepdims=True) / np.maximum(last.sum(axis=2, keepdims=True), 1)
-    return np.asarray((last * share_s).reshape(wait_s.shape))
+    each_s = group.split(ready_s, axis=1)
+    last = each_s == np.fmax.reduce(each_s, axis=2, keepdims=True)
+    waited_s = group.split(wait_s, axis=1).sum(axis=2, keepdims=True)
+    return group.joined(last * (waited_s / np.maximum(last.sum(axis=2, keepdims=True), 1)), axis=1)
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,6 @@ def _least_s(op: Op, costs: Costs, world_size: int) -> _Seconds:
         seconds = min(float(np.min(seconds)), float(each_s))
     if isinstance(seconds, float | int):
         return seconds
-    of_ranks = np.empty(cost.group.shape(world_size))
-    of_ranks[...] = seconds.reshape(of_ranks.shape[0], 1, of_ranks.shape[2])
-    return of_ranks.ravel()
+    n_blocks, size, stride = cost.group.shape(world_size)
+    of_groups = seconds.reshape(n_blocks, 1, stride)
+    return cost.group.joined(np.broadcast_to(of_groups, (n_blocks, size, stride)))

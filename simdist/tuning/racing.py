@@ -35,7 +35,6 @@ from simdist.learning.training import TaskSetting, Trainer
 from simdist.plan import Plan
 from simdist.scenario import Scenario
 from simdist.settings.base import picked, plural, unchecked_copy
-from simdist.studies.known_delays import uncorrected_remarks
 from simdist.studies.remarks import Remark, remarks_of
 from simdist.tuning.constraints import broken
 from simdist.tuning.evaluating import front
@@ -94,12 +93,10 @@ class Raced:
     @property
     def remarks(self) -> tuple[Remark, ...]:
         """What to know beside the table."""
-        timed = self.finalists[0].timed
         fell = f"given up early, so perhaps sooner: {self.n_fell:,} of {self.n_entrants:,} candidates"
         return (
             *(each for each in remarks_of(self.scenario) if each.kind != "accuracy"),  # runs have whole periods
             *([Remark("accuracy", fell)] if self.n_fell else []),
-            *uncorrected_remarks(timed.scenario, len(timed.ends_s)),
             *remarks_on_learning(self.finalists, self.finalists[0], self.target),
             Remark("result", "*: no other finalist is there sooner and better in the end"),
         )

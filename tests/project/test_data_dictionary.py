@@ -12,6 +12,7 @@ import dataclasses
 import io
 import json
 import re
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from kineto_traces import Delay, Truth, write_job
 from scripts import ROOT, load_script
 from traced_plans import write_traces
 
+from real.calibration.calls import CallTimes
 from real.calibration.data import DataRates
 from real.calibration.output import raw_results
 from real.calibration.tables import Measurement, MeasuringTask
@@ -268,6 +270,10 @@ def of_validations(study: Study, folder: Path) -> dict[str, Found]:
     ranges = {"network.latency": Range.model_validate({"from": f"{low} s", "to": f"{high} s"})}
     file = write(folder / "unsure-cluster.yaml", dump_cluster(cluster.model_copy(update={"uncertain": ranges})))
     unsure = result("validate", study.runs, "--cluster", file)["rows"]
+    one = Path(shutil.copytree(run_directory.find(study.runs)[0], folder / "one-real-rank"))
+    trace = run_directory.read_trace(one / run_directory.REAL)
+    run_directory.save_trace(dataclasses.replace(trace, real_rank=0), one / run_directory.REAL)
+    unsure += result("validate", one)["rows"]
     return {
         "A validated run": keys(rows + unsure),
         "A kind of operation, simulated and measured": keys(each(rows, "kinds")),
@@ -563,13 +569,16 @@ def of_measurements(*_: object) -> dict[str, Found]:
     ]
     rates = DataRates(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, None, 1.0, "unknown")
     measured = [Measurement(MeasuringTask("all_reduce", "node", Group(2), 250), (0.1, 0.2))]
-    calibrated = json.loads(raw_results(measured, source="", nodes=1, ranks_per_node=2, gap_s=0.02, rates=rates))
+    calls = CallTimes(1e-5, 2e-5, 4e-5)
+    more = {"rates": rates, "calls": calls}
+    calibrated = json.loads(raw_results(measured, source="", nodes=1, ranks_per_node=2, gap_s=0.02, **more))
     return {
         "Keys of real.json": keys(json.loads(report.dumps()) for report in told),
         "Sums of what was read": keys([of_ranks]),
         "A calibration": keys([calibrated]),
         "A measured collective": keys(calibrated["measurements"]),
         "Rates of storage": keys([calibrated["data"]]),
+        "Times of a call": keys([calibrated["calls"]]),
     }
 
 

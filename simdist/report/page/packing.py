@@ -195,5 +195,5 @@ def _op_record(op: Op, streams: list[str], styles: list[Style], nbytes: dict[str
     }
     if isinstance(op, COLLECTIVES):
         moved = (sum(nbytes[name] for name in names) for names in (reads(op), writes(op)))
-        record |= {"group": [op.group.size, op.group.stride], "nbytes": max(moved)}
+        record |= {"group": [op.group.size, op.group.stride, op.group.ranks], "nbytes": max(moved)}
     return record

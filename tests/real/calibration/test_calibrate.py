@@ -6,6 +6,7 @@ import json
 import math
 import mmap
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +23,8 @@ from processes import run  # noqa: E402
 from scripts import ROOT  # noqa: E402
 
 from real import calibrate  # noqa: E402
-from real.calibration import measure  # noqa: E402
+from real.calibration import calls, measure  # noqa: E402
+from real.calibration.calls import CallTimes  # noqa: E402
 from real.calibration.clusters import Cores, LinkForm, derive  # noqa: E402
 from real.calibration.data import DataRates, Setup, drop_cached, fresh_readings, kernel_caches, measure_data, with_data  # noqa: E402  # noqa: E402
 from real.calibration.line_fit import predicted_task_s  # noqa: E402
@@ -85,6 +87,44 @@ def derived(measured, cluster, form=TABLE):
         name="test",
         source="measured by a test",
     )
+
+
+# ---------------------------------------------------------------- calls of the host
+
+
+@pytest.mark.parametrize(
+    ("call_s", "gpu_s", "enqueue_s", "result_s"), [(9e-6, 4e-6, 9e-6, 9.2e-6), (9e-6, 3e-5, 9e-6, 3e-5)]
+)
+def test_queued_calls_take_what_is_slower_of_the_host_and_the_gpu(monkeypatch, call_s, gpu_s, enqueue_s, result_s):
+    at = {"host": 0.0, "gpu": 0.0}
+
+    def act():
+        at["host"] += call_s
+        at["gpu"] = max(at["gpu"], at["host"]) + gpu_s
+
+    def wait():
+        at["host"] = max(at["host"], at["gpu"])
+
+    monkeypatch.setattr(calls, "now_s", lambda: at["host"])
+    assert calls.queued_s(act, wait) == (pytest.approx(enqueue_s), pytest.approx(result_s, rel=0.02))
+
+
+@pytest.mark.parametrize("form", [TABLE, LinkForm("line", NETWORK.bandwidth_Bps)], ids=["table", "line"])
+def test_what_waiting_adds_to_a_call_is_overhead_and_no_part_of_a_link(form):
+    """Events time collectives without the host. A program that waits takes longer by what waiting adds."""
+    queued = cluster_of()
+    waits_s = 2.2e-5
+    todo, measured = as_measured(queued)
+    least_s = min(each.median_s for each in measured)
+    times = CallTimes(enqueue_s=9e-6, queued_s=least_s, waited_s=least_s + waits_s)
+    found = derived(measured, queued, replace(form, calls=times))
+    assert found.cluster.collectives.overhead_s == pytest.approx(waits_s, rel=1e-3)
+    assert any("22 us for waiting" in note for note in found.notes)
+    ahead = found.cluster.model_copy(update={"collectives": {"overhead_s": 0.0}})
+    for task, each in zip(todo, measured, strict=True):
+        if task.where in ("node", "one per node") and task.op == "all_reduce":
+            assert predicted_task_s(found.cluster, task) == pytest.approx(each.median_s + waits_s, rel=1e-3)
+            assert predicted_task_s(ahead, task) == pytest.approx(predicted_task_s(queued, task), rel=1e-3)
 
 
 # ---------------------------------------------------------------- the round trip
@@ -584,6 +624,10 @@ def check_raw(results, found: Cluster) -> None:
     """The raw results hold every operation, and the table of the network follows from them."""
     rows = {(row["op"], row["where"], row["nbytes"]): row["seconds"] for row in results["measurements"]}
     assert len(rows) == 2 * (5 * 4 + 2)
+    times = results["calls"]
+    assert 0 < times["enqueue_s"] <= times["queued_s"]
+    assert times["waited_s"] == statistics.median(rows["all_reduce", "node", 992])
+    assert found.collectives.overhead_s == 0  # gloo's host moves the data
     assert all(min(seconds) > 0 for seconds in rows.values())
     assert len(rows["all_reduce", "all per node", 4000]) == 2 * len(rows["all_reduce", "one per node", 4000])
     hop_s = [statistics.median(rows["all_reduce", "one per node", 2 * p.nbytes]) / 2 for p in found.network.table]

@@ -22,9 +22,10 @@ from real.programs.optimizers import nesterov  # noqa: E402
 from simdist.errors import RunError  # noqa: E402
 from simdist.plan import Backward, Forward, Optimize, Plan, TrustRatios  # noqa: E402
 from simdist.plan.check import check  # noqa: E402
-from simdist.schedules import GradientSchedule, HierarchicalSGD, LocalSGD, Schedule, Sync, kinds  # noqa: E402
+from simdist.schedules import Gossip, GradientSchedule, HierarchicalSGD, LocalSGD, Schedule, Sync, kinds  # noqa: E402
 from simdist.schedules.diloco import DiLoCo  # noqa: E402
 from simdist.schedules.fusion import Fusion, fuse  # noqa: E402
+from simdist.schedules.job import Shape  # noqa: E402
 from simdist.schedules.parameter_server import ParameterServer  # noqa: E402
 from simdist.schedules.powersgd import PowerSGD  # noqa: E402
 from simdist.schedules.sparse import SparseSchedule  # noqa: E402
@@ -415,6 +416,40 @@ def test_an_average_that_is_taken_at_once_is_a_plain_one() -> None:
         *((HierarchicalSGD(levels={2: 4, 4: 8}), HierarchicalSGD(levels={2: 4, 4: 8}, overlap_steps=0)),),
     ):
         assert plan_of(plain, training).digest() == plan_of(late, training).digest()
+
+
+def by_gossip(n_steps: int, pairs_of: Callable[[int], Sequence[Sequence[int]]]) -> Tensor:
+    """Train all ranks in turn; after each step, give both ranks of a pair the mean of their parameters."""
+    training, seen = Training(optimizer="adamw"), []
+    made = [training.make(rank) for rank in range(WORLD_SIZE)]
+    for step in range(n_steps):
+        for rank, (module, optimizer) in enumerate(made):
+            inputs, targets = training.batch(step, rank)
+            optimizer.zero_grad()
+            loss(module(inputs), targets).backward()
+            optimizer.step()
+        with torch.no_grad():
+            for one, other in pairs_of(step):
+                for mine, theirs in zip(made[one][0].parameters(), made[other][0].parameters(), strict=True):
+                    mine.copy_((mine + theirs) / 2)
+                    theirs.copy_(mine)
+        seen.append(stacked([module for module, _ in made]))
+    return torch.stack(seen)
+
+
+def test_gossip_in_a_ring_is_as_defined_to_the_last_bit() -> None:
+    turns = [[(0, 1), (2, 3), (4, 5), (6, 7)], [(1, 2), (3, 4), (5, 6), (7, 0)]]
+    ours, theirs = parameters_by_step(Gossip(matching="ring"), 5), by_gossip(5, lambda step: turns[step % 2])
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def test_gossip_of_random_pairs_is_as_defined_to_the_last_bit_in_processes_too(eight: Pool) -> None:
+    schedule, training = Gossip(matchings=3, seed=4), Training(optimizer="adamw")
+    shape = Shape(WORLD_SIZE, RANKS_PER_NODE)
+    theirs = by_gossip(5, lambda step: group.members(WORLD_SIZE) if (group := schedule.average(step, shape)) else [])
+    np.testing.assert_array_equal(parameters_by_step(schedule, 5), theirs)
+    ours = np.stack([parameters for parameters, _ in eight.run(by_plan, plan_of(schedule, training, 5), training)])
+    np.testing.assert_array_equal(ours, theirs[-1])
 
 
 # --- error feedback ---

@@ -33,6 +33,8 @@ steps: 3
         "{kind: torus, first_bucket_size: 1 B, bucket_size: 1 B}",
         "{kind: hierarchical_sgd, levels: {1: 8, 2: world}}",
         "{kind: fsdp, reshard_after_forward: 4}",
+        "{kind: gossip}",
+        "{kind: gossip, matching: ring, overlap_steps: 1}",
     ],
 )
 def test_step_seconds_are_those_of_traces(schedule, slow):

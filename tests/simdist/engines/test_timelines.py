@@ -136,6 +136,33 @@ def test_host_that_blocks_at_the_loss_sleeps_while_its_gpu_idles(engine):
 
 
 @ENGINES
+def test_a_late_rank_holds_up_one_more_neighbour_a_step_in_a_ring(engine):
+    """
+    Rank 1 is 3 s late in step 0. Its partner waits, and in step 1 the others wait for these two.
+
+        rank 0 BBBB...ABBBBA
+        rank 1 DDDBBBBABBBBA
+        rank 2 BBBBABBBB...A
+        rank 3 BBBBABBBB...A
+               0         1
+               0123456789012
+    """
+    turns = [Group(2), Group.of([[1, 2], [3, 0]])]
+    bodies = [(Delay("compute"), BACKWARD, AllReduce("grad", turn)) for turn in turns]
+    plan = Plan.from_steps("drawn", world_size=4, buffers=BUFFERS, steps=bodies)
+    delays = {"compute": np.array([[[0, 3, 0, 0], [0, 0, 0, 0]]], dtype=np.float64)}
+    table = """
+        delay       0-0    0-3    0-0     0-0
+        backward    0-4    3-7    0-4     0-4
+        all_reduce  4>7-8  7-8    4-5     4-5
+        delay       4-4    7-7    4-4     4-4
+        backward    8-12   8-12   5-9     5-9
+        all_reduce  12-13  12-13  9>12-13 9>12-13
+    """
+    check(engine, plan, cluster(4), workload(), delays, table)
+
+
+@ENGINES
 def test_wait_blocks_the_host_until_the_last_writer_is_done(engine):
     """
     The host waits for the gradient, so it begins to sleep when the all-reduce is done; the next forward comes after.

@@ -14,6 +14,7 @@ from simdist.learning.curves import parse_target
 from simdist.plan.walk import drops_late
 from simdist.runs.building import build, delays
 from simdist.scenario import load
+from simdist.studies.comparison import compare
 from simdist.traces.waiting import step_end_s
 
 TAUS = {"sync": 12.0, "local-4": 16.0, "hsgd-2-4,4-world": 200.0}
@@ -220,3 +221,23 @@ def test_a_page_tells_the_last_answer(learn, scenario, tmp_path, capsys):
     (folder / "learned.json").write_text('{"rows": [{}]}')
     damaged = call(capsys, "report", folder, "-o", page)
     assert (damaged.code, "learned.json: is damaged: run learn into this folder again" in damaged.err) == (1, True)
+
+
+def test_rare_delays_count_as_often_as_they_are_expected(learn, tmp_path):
+    """A delay of sync holds all up for its length, so the mean over endless seeds is known."""
+    rare = ("probability: 10%, delay: 50 ms", "probability: 0.02%, delay: 5 s")
+    scenario = write(tmp_path / "rare.yaml", edited(("steps: 12", "steps: 60"), rare))
+    answer = learn(scenario, tmp_path / "d", "--seeds", "3", "--json")
+    assert answer.code == 0, answer.err
+    document, job = json.loads(answer.out), load(scenario)
+    for row, compared in zip(document["rows"], compare(job, n_seeds=3), strict=True):
+        for name in ("step_s", "step_s_ci95", "speedup", "speedup_ci95"):
+            assert row[name] == pytest.approx(getattr(compared, name), rel=1e-9), name
+    (sync, local, _) = document["rows"]
+    calm_s = compare(job.changed(disturbances=()), n_seeds=1)[0].step_s
+    expected_s = calm_s + job.cluster.world_size * 0.0002 * 5
+    assert sync["target_s"] == pytest.approx(sync["steps_to_target"] * expected_s, rel=0.02)
+    for row in (sync, local):
+        low, high = row["target_s_ci95"]
+        assert high - low > 0.02 * row["target_s"]
+    assert any("fell into" in each["text"] for each in document["remarks"])

@@ -464,7 +464,7 @@ def damaged(path: str, value: object) -> str:
         ("bodies/0/2/reduction", "max", "bodies[0][2].reduction: Input should be 'mean' or 'sum'; found 'max'"),
         ("bodies/0/2/group", 2, "bodies[0][2].group"),
         ("bodies/0/2/speed", 2, "bodies[0][2].speed: unknown field; known: algorithm, buffer, drop, group, lane, op"),
-        ("bodies/0/2/group/width", 2, "bodies[0][2].group.width: unknown field; known: size, stride"),
+        ("bodies/0/2/group/width", 2, "bodies[0][2].group.width: unknown field; known: ranks, size, stride"),
         ("order/0/times", "3", "order[0].times: Input should be a valid integer; found '3'"),
         ("order/0/until", 3, "order[0].until: unknown field; known: bodies, times"),
         ("order", 3, "order: Input should be a valid array; found 3"),

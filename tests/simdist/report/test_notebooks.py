@@ -119,7 +119,8 @@ def learned() -> LearnedSchedules:
     for schedule, step_s in zip(JOB.schedules, (0.2, 0.1), strict=True):
         built = simdist.build(JOB, schedule)
         ends_s = np.cumsum(np.full((2, 8), step_s), axis=1)
-        rows.append(Learned(TimedSchedule(JOB, schedule, ends_s, built.plan, (None, None)), (curve, curve)))
+        times = ScheduleTimes(schedule.name, "", ends_s[:, -1] / 8, {})
+        rows.append(Learned(TimedSchedule(JOB, schedule, times, ends_s, built.plan, (None, None)), (curve, curve)))
     return LearnedSchedules(rows, target=parse_target("accuracy >= 0.5"))
 
 

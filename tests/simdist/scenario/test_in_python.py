@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -362,6 +363,21 @@ def test_hash_takes_mappings() -> None:
     levels = {2: 4, 4: "world"}
     assert len({HierarchicalSGD(levels=levels), HierarchicalSGD(levels=dict(levels))}) == 1
     assert len({HierarchicalSGD(levels=levels), HierarchicalSGD(levels={2: 2, 4: "world"})}) == 2
+
+
+@dataclass
+class Stretched:
+    """A quantile function that has no hash, as it is compared by its values."""
+
+    scale_s: float
+
+    def __call__(self, numbers: np.ndarray) -> np.ndarray:
+        return self.scale_s * numbers
+
+
+def test_hash_takes_functions_that_have_none() -> None:
+    one, same, other = (Drawn(quantile=Stretched(scale_s)) for scale_s in (0.1, 0.1, 0.2))
+    assert len({one, same, other}) == 2
 
 
 def test_repr_of_a_scenario_names_its_parts() -> None:

@@ -256,3 +256,20 @@ def test_recomputation_of_a_preset_does_not_apply_to_another_model_unseen(model)
 def test_recomputation_of_a_preset_stays_with_its_model_and_zero_replaces_it() -> None:
     assert expanded(transformer={"layers": 80, "sequence": 4096})["recompute"] == "100%"
     assert expanded(recompute=0)["recompute"] == 0
+
+
+def test_an_empty_mapping_replaces_that_of_the_preset_and_any_other_is_merged_with_it():
+    def cluster(more):
+        text = f"cluster: {{preset: gcp-a3-mega, {more}}}\nworkload: resnet18\nsteps: 1\nschedules: [sync]\n"
+        return scenario.loads(text).cluster
+
+    whole = cluster("nodes: 2")
+    assert whole.collectives.library == "nccl_simple"
+    assert cluster("nodes: 2, collectives: {overhead: 1 us}").collectives.library == "nccl_simple"
+    emptied = cluster("nodes: 2, collectives: {}")
+    assert emptied.collectives == type(whole.collectives)()
+    assert emptied.network == whole.network
+    assert whole.uncertain
+    assert cluster("nodes: 2, uncertain: {}").uncertain == {}
+    with pytest.raises(ScenarioError, match="required key 'latency' is missing"):
+        cluster("nodes: 2, network: {}")

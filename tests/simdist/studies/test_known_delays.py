@@ -6,7 +6,7 @@ import pytest
 from simdist import scenario
 from simdist.runs.building import build
 from simdist.scenario.disturbances import Bursts, Drawn, HeavyTail, Jitter, Pauses, Transient
-from simdist.scenario.expectations import expected_delays, long_delay_s, share_of_largest
+from simdist.scenario.expectations import expected_delays, is_heavy, long_delay_s, share_of_largest
 from simdist.scenario.sampling import sampler
 from simdist.studies.comparison import compare
 from simdist.studies.known_delays import corrected, known_delays
@@ -36,7 +36,11 @@ def scenario_with(disturbance: str) -> scenario.Scenario:
         (HeavyTail(scale_s=0.1, shape=3.5, probability=0.3), 0.02),
         (Jitter(median_s=0.1, sigma=1.0), 0.02),
         (Drawn(values=(0.0, 0.0, 0.1, 0.4)), 0.01),
+        (Drawn(quantile=lambda numbers: np.where(numbers > 0.93, numbers**2, 0.0)), 0.02),
+        (Drawn(quantile=lambda numbers: 0.01 * numbers ** (-1 / 2.5)), 0.02),
         (Pauses(every=(50, 50), delay_s=(0.5, 1.5)), 0.02),
+        (Pauses(every=(20, 90), delay_s=(0.5, 1.5), covered_s=(0.3, 1.2)), 0.02),
+        (Pauses(every=(7, 9), delay_s=(0.5, 0.5), covered_s=(0.2, 0.2)), 0.02),
         (Bursts(enter=0.01, leave=0.2, delay_s=0.4), 0.05),
     ],
 )
@@ -59,6 +63,44 @@ def test_what_is_expected_is_the_mean_of_many_runs(disturbance, bound) -> None:
 def _onsets(late: np.ndarray) -> np.ndarray:
     before = np.concatenate([np.zeros_like(late[:, :1]), late[:, :-1]], axis=1)
     return (late & ~before).sum(axis=(1, 2))
+
+
+def same_size(shape: float) -> Drawn:
+    """Return delays like those of `HeavyTail(scale_s=1.0, shape=shape)`, as a user may draw them."""
+    return Drawn(quantile=lambda numbers: (1 - numbers) ** (-1 / shape))
+
+
+@pytest.mark.parametrize("shape", [0.9, 1.5, 2.0, 2.5, 6.0])
+def test_a_users_own_distribution_is_as_heavy_as_it_is_by_name(shape) -> None:
+    named, own = HeavyTail(scale_s=1.0, shape=shape), same_size(shape)
+    assert is_heavy(own) == is_heavy(named)
+    assert share_of_largest(own) == pytest.approx(share_of_largest(named), abs=2e-3)
+    (found, known) = (expected_delays(each, n_steps=40, n_ranks=8) for each in (own, named))
+    assert found is not None
+    assert known is not None
+    assert (found.delays, found.seconds) == pytest.approx((known.delays, known.seconds), rel=1e-4)
+    assert long_delay_s(own, 1000.0) == pytest.approx(long_delay_s(named, 1000.0), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        Drawn(quantile=lambda numbers: numbers - 1.0),
+        Drawn(quantile=lambda numbers: np.sin(1e9 * numbers) ** 2),
+        Drawn(quantile=lambda numbers: numbers / 0),
+    ],
+)
+def test_nothing_is_expected_of_a_function_that_gives_no_delays_or_has_no_shape(drawn) -> None:
+    with np.errstate(divide="ignore"):
+        assert expected_delays(drawn, n_steps=40, n_ranks=8) is None
+        assert not is_heavy(drawn)
+
+
+def test_recorded_values_are_heavy_if_few_of_them_carry_most_of_the_variance() -> None:
+    many = np.full(1000, 0.01)
+    assert not is_heavy(Drawn(values=many))
+    assert is_heavy(Drawn(values=[*many, 10.0]))
+    assert not is_heavy(Drawn(values=[*np.zeros(1000), 10.0])), "rare delays of one length are no tail"
 
 
 @pytest.mark.parametrize(("shape", "share"), [(0.9, 1.0), (1.1, 0.658), (1.5, 0.215), (2.0, 0.1), (2.5, None)])
@@ -130,7 +172,7 @@ def test_tails_without_a_variance_are_said_with_quantiles_of_runs(shape, said) -
 
 
 def test_runs_that_do_not_differ_have_no_interval_where_chance_is_unknown() -> None:
-    rows = compare(scenario_with("{kind: pauses, every: [100000, 200000], delay: 1 s}"), n_seeds=3)
+    rows = compare(scenario_with("{kind: pauses, every: 200000, first: [39, 200000], delay: 1 s}"), n_seeds=3)
     assert [row.step_s_ci95 for row in rows] == [None] * 3
     assert [row.speedup_ci95 for row in rows] == [(1.0, 1.0), None, None]
     assert any(each.text.startswith("no two runs of sync, local-4, local-8 differ") for each in rows.remarks)

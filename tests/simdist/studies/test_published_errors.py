@@ -13,7 +13,7 @@ from simdist.settings.units import format_nbytes
 from simdist.studies import comparison, draws, measuring
 from simdist.studies.comparison import compare
 from simdist.studies.facets import RANGES
-from simdist.studies.published_errors import Doubt, doubted, doubts_of, link_class, of_published_rows
+from simdist.studies.published_errors import Doubt, doubted, doubts_of, link_class, of_published_rows, ranged_overhead_s
 from simdist.studies.uncertainty import RING_STEP, quantities
 
 TEXT = """
@@ -123,6 +123,29 @@ def test_computing_and_collectives_are_scaled_and_nothing_else():
             assert other.transfers[0].alone_s(costs.capacity_Bps) == pytest.approx(other.alone_s)
         else:
             assert other is cost
+
+
+def test_the_hosts_time_per_call_with_a_range_of_its_own_is_not_doubted_again():
+    found = job()
+    built = build(found, found.schedules[0])
+    at = {doubt("network", (0.5,)): 0.5}
+    stays_s = 1e-5
+    costs = doubted(built.plan, built.costs, at, ranged_s=stays_s)
+    for op, cost in built.costs.of.items():
+        if isinstance(op, COLLECTIVES):
+            assert costs.of[op].alone_s == pytest.approx(stays_s + (cost.alone_s - stays_s) * math.exp(0.5))
+
+
+@pytest.mark.parametrize(
+    ("path", "ends", "ranged_s"),
+    [("collectives.overhead", "20 us, to: 40 us", 3e-5), ("network.efficiency", "90%, to: 98%", 0)],
+)
+def test_the_hosts_time_per_call_is_apart_only_where_it_has_a_range(path, ends, ranged_s):
+    found = job(more=f", collectives: {{overhead: 30 us}}, uncertain: {{{path}: {{from: {ends}}}}}")
+    assert ranged_overhead_s(found) == ranged_s
+    without = found.cluster.model_copy(update={"uncertain": {}})
+    of_scenario = {f"cluster.{each}": found.cluster.uncertain[each] for each in (path,)}
+    assert ranged_overhead_s(found.changed(cluster=without, uncertain=of_scenario)) == ranged_s
 
 
 def test_collectives_inside_machines_have_the_doubt_of_the_fabric():

@@ -59,10 +59,12 @@ function detailsOf(timeline, { rank, trace, stream }, row) {
   };
 }
 
-/** Return the ranks of a group that were ready last. Groups are blocks of `size * stride` ranks (see `simdist.plan.group`). */
-function lastReady(ready, n, row, rank, [size, stride], worldSize) {
-  const block = rank - (rank % (size * stride));
-  const members = Array.from({ length: size }, (_, i) => block + (rank % stride) + i * stride).filter((r) => r < worldSize);
+/** Return the ranks of a group that were ready last. Groups are blocks of `size * stride` ranks, or listed (see `simdist.plan.group`). */
+function lastReady(ready, n, row, rank, [size, stride, listed], worldSize) {
+  const place = listed.length ? listed.indexOf(rank) : rank;
+  const block = place - (place % (size * stride));
+  const places = Array.from({ length: size }, (_, i) => block + (place % stride) + i * stride).filter((r) => r < worldSize);
+  const members = listed.length ? places.map((each) => listed[each]) : places;
   const latest = Math.max(...members.map((member) => ready[member * n + row]));
   return members.filter((member) => ready[member * n + row] === latest);
 }
