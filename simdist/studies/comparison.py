@@ -541,6 +541,20 @@ def unclear(scenario: Scenario, rows: Sequence[Row], base: Row) -> list[Remark]:
     return [Remark("accuracy", text, undecided[0] if len(undecided) == 1 else "")]
 
 
+def open_step(scenario: Scenario) -> tuple[Remark, ...]:
+    """Say that the step of a ring counts as 0, for results whose intervals contain no draws of it."""
+    from simdist.studies.uncertainty import RING_STEP, quantities
+
+    step = next((each for each in quantities(scenario) if each.name == RING_STEP), None)
+    if step is None:
+        return ()
+    text = (
+        f"unclear how long gathers over many machines take, because {step.name} is not measured and counts as 0: "
+        f"measure {step.written.measure}"
+    )
+    return (Remark("accuracy", text, step.name),)
+
+
 def _holds(interval: Interval | None, limits: Iterable[float]) -> bool:
     """Tell whether one of some limits is inside an interval."""
     return interval is not None and any(interval[0] < limit < interval[1] for limit in limits)

@@ -27,6 +27,7 @@ from simdist.scenario import Scenario
 from simdist.scenario.strict_yaml import path_text
 from simdist.settings.base import FromFile
 from simdist.studies import facets
+from simdist.studies.comparison import open_step
 from simdist.studies.known_delays import Chances, chances_of, corrected
 from simdist.studies.measuring import ScheduleTimes, measure
 from simdist.studies.remarks import Remark, documents, remarks_of
@@ -138,7 +139,7 @@ def _remarks(scenario: Scenario | None, batch: TaskBatch) -> tuple[tuple[Remark,
         return (), Chances()
     try:
         with _limited(batch.time_limit_s):
-            return remarks_of(scenario), chances_of(scenario, batch.n_seeds)
+            return (*remarks_of(scenario), *open_step(scenario)), chances_of(scenario, batch.n_seeds)
     except Exception:  # rows tell it
         return (), Chances()
 
