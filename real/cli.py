@@ -147,6 +147,8 @@ def _runs(options: SimpleNamespace) -> list[RunDirectory]:
     for each in runs:
         _check_not_measured(each, options)
         if not options.peers:
+            if each.only_simulated:
+                raise RunError(f"{each.path}: {each.only_simulated}")
             jobs.check_links(each, options.links)
         if options.data and each.plan.dataset is None:
             raise ScenarioError(

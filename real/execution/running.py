@@ -15,7 +15,7 @@ import torch
 
 from real.buffers.memory import Memory
 from real.collectives.byte_transfer import gather_texts
-from real.collectives.worlds import ProcessWorld, check_servers
+from real.collectives.worlds import ProcessWorld, check_performable
 from real.execution.executor import Executor, World
 from real.execution.gpu import await_kernels, count_memory, most_allocated_nbytes
 from real.execution.streams import Lanes
@@ -289,9 +289,9 @@ def check_world(plan: Plan, world_size: int) -> None:
     """Refuse a plan that these processes cannot perform.
 
     Raises:
-        RunError: The plan is for another number of ranks, or has servers that are not ranks.
+        RunError: The plan is for another number of ranks, or can be simulated only.
     """
-    check_servers(plan)
+    check_performable(plan)
     if plan.world_size != world_size:
         raise RunError(
             f"plan {plan.name} is for {plan.world_size} ranks, but {world_size} processes were started: "
