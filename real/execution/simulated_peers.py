@@ -8,7 +8,7 @@ member is ready. The rank itself may be that member. Its peers then come later t
 import threading
 from collections import defaultdict, deque
 from dataclasses import dataclass
-from typing import final
+from typing import Protocol, final
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from real.buffers.memory import Memory
 from real.collectives.equals import combine_equal
-from real.execution.executor import Executor
+from real.execution.executor import Executor, World
 from real.execution.gpu import await_kernels, count_memory
 from real.execution.running import ProgramSpec, RunReport, report_on
 from real.execution.streams import Lanes
@@ -50,9 +50,10 @@ class SimulatedPeers:
         self._ends_s = np.full(len(peers) + 1, np.nan)
         self._changed = threading.Condition()
 
-    def start(self, start_s: float) -> None:
-        """Let the run begin at a moment of this rank's clock."""
-        self._ends_s[0] = start_s
+    def start(self) -> float:
+        """Let the run begin now; return when that is, by this rank's clock."""
+        self._ends_s[0] = now_s()
+        return float(self._ends_s[0])
 
     def ends_s(self) -> NDArray[np.float64]:
         """Return when each collective ended for the peers, seconds since the start, float64 `[n]`."""
@@ -111,6 +112,24 @@ class _LocalWatch:
             raise RunError("the run has failed")
 
 
+class _World(World, Protocol):
+    """A world that also knows when its run begins, and when its collectives ended."""
+
+    def start(self) -> float:
+        """Let the run begin now; return when that is, by this rank's clock."""
+
+    def ends_s(self) -> NDArray[np.float64]:
+        """Return when each collective ended for the peers, seconds since the start, float64 `[n]`."""
+
+
+def _world(plan: Plan, peers: PeerArrivals, device: torch.device, channels: int, failed: threading.Event) -> _World:
+    if device.type != "cuda":
+        return SimulatedPeers(plan, peers, failed)
+    from real.execution.gpu_peers import GpuPeers  # its kernels take a second to load, and are only useful with a GPU
+
+    return GpuPeers(plan, peers, device, channels=channels)
+
+
 @dataclass(frozen=True, slots=True)
 class OneRank:
     """What one real rank did among its simulated peers.
@@ -127,7 +146,7 @@ class OneRank:
 
 
 def perform_among_simulated(
-    plan: Plan, delays: Delays, program: ProgramSpec, peers: PeerArrivals, *, device: torch.device
+    plan: Plan, delays: Delays, program: ProgramSpec, peers: PeerArrivals, *, device: torch.device, channels: int = 0
 ) -> OneRank:
     """Perform a plan on one real rank whose peers are simulated.
 
@@ -137,6 +156,7 @@ def perform_among_simulated(
         program: The program that computes.
         peers: The peers of the rank.
         device: Where it computes.
+        channels: See `GpuPeers`.
 
     Raises:
         RunError: Something failed.
@@ -144,7 +164,8 @@ def perform_among_simulated(
     watch = _LocalWatch()
     memory = Memory(plan, device, program.buffers)
     made = program.make(memory, watch.failed)
-    world = SimulatedPeers(plan, peers, watch.failed)
+    on_gpu = device.type == "cuda"
+    world = _world(plan, peers, device, channels, watch.failed)
     recorder = Recorder(plan)
     executor = Executor(
         plan,
@@ -153,7 +174,7 @@ def perform_among_simulated(
         world=world,
         program=made,
         memory=memory,
-        lanes=Lanes(device, collectives_block=True),
+        lanes=Lanes(device, collectives_block=not on_gpu),
         recorder=recorder,
         watch=watch,
         gives_back=program.gives_back,
@@ -162,8 +183,7 @@ def perform_among_simulated(
     await_kernels(device)
     executor.prepare()
     count_memory(device)
-    start_s = now_s()
-    world.start(start_s)
+    start_s = world.start()
     executor.start_clock(start_s)
     try:
         executor.run()
