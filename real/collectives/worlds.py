@@ -37,9 +37,10 @@ from real.collectives.first_come import ArrivalClient, ArrivalServer
 from real.collectives.servers import moves_gpu_tensors, piece_count, sum_by_servers
 from real.processes.rendezvous import own_address
 from simdist.errors import RunError
-from simdist.plan import Buffer, Plan, op_text, ops
+from simdist.plan import Buffer, Plan, ops
 from simdist.plan.group import Group
 from simdist.plan.lanes import COMM
+from simdist.plan.only_simulated import only_simulated
 from simdist.plan.walk import drops_late
 
 _TOKEN_NBYTES = 32
@@ -71,25 +72,15 @@ def groups_of(plan: Plan) -> dict[str, list[Group]]:
     return found
 
 
-def check_servers(plan: Plan) -> None:
-    """Refuse a plan with servers that are not ranks, or with first-come all-reduces without a server.
+def check_performable(plan: Plan) -> None:
+    """Refuse a plan with something that only the simulator can do.
 
     Raises:
-        RunError: The plan has one of these.
+        RunError: The plan has an algorithm of a user's, servers that are not ranks, or a first-come all-reduce without
+            a server.
     """
-    for op in (op for body in plan.bodies for op in body):
-        if isinstance(op, ops.AllReduce) and op.drop and op.servers is None:
-            raise RunError(
-                f"plan {plan.name}: {op_text(op)} is an all-reduce among those that come first, which can be simulated "
-                f"only: a process group has its members before anybody comes; let ranks come to servers (leave "
-                f"`algorithm` out), or leave this run out"
-            )
-        beside = isinstance(op, ops.AllReduce) and op.servers and not op.servers.members
-        if beside or (isinstance(op, ops.Reduce | ops.Broadcast) and op.server and op.server.apart):
-            raise RunError(
-                f"plan {plan.name}: {op_text(op)} goes through servers beside the ranks, which can be simulated only; "
-                f"let ranks be the servers (apart: false), or leave this run out"
-            )
+    if reason := only_simulated(plan):
+        raise RunError(f"plan {plan.name}: {reason}")
 
 
 def late_servers(plan: Plan) -> set[int]:

@@ -54,6 +54,37 @@ _SUMMARY_COLUMNS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class SimulatedRun:
+    """A run that real ranks cannot perform.
+
+    Args:
+        run: The run.
+        reason: What only the simulator can do, why, and what to write instead.
+    """
+
+    run: run_directory.RunDirectory
+    reason: str
+
+    def document(self) -> dict[str, object]:
+        """Return a run that is only simulated as JSON.
+
+        Columns:
+            schedule, run, digest (str): Label, directory, digest of the plan.
+            only_simulated (str): Why real ranks cannot perform it, and what to write instead.
+        """
+        return {
+            "schedule": self.run.plan.name,
+            "run": str(self.run.path),
+            "digest": self.run.plan.digest(),
+            "only_simulated": self.reason,
+        }
+
+    def text(self) -> str:
+        """Return the same as a sentence."""
+        return f"{self.run.plan.name}: only simulated: {self.reason}"
+
+
 @dataclass(frozen=True, repr=False)
 class ValidatedRun:
     """A run, both traces of it, and how they compare.
@@ -166,9 +197,11 @@ def validate_run(
         progress: Called with the number of steps simulated and of all.
 
     Raises:
-        TraceError: The trace cannot be read, is no measurement, or holds not one step.
+        TraceError: The run is only simulated, or its trace cannot be read, is no measurement, or holds not one step.
     """
     path = planned.path / run_directory.REAL
+    if planned.only_simulated and not path.exists():
+        raise TraceError(f"{planned.path}: only simulated: {planned.only_simulated}")
     real = run_directory.read_trace(path, plan=planned.plan)
     if not real.source.startswith("real"):
         raise TraceError(f"{path}: is {real.source!r}, and no measurement: `simdist validate` needs one; move it away")
@@ -189,10 +222,24 @@ def validate_run(
     if run is not planned:
         text = f"{path}: was measured without its disturbed links, so it is simulated without them"
         remarks.append(Remark("accuracy", text))
+    if text := _other_precision(run, real):
+        remarks.append(Remark("accuracy", f"{path}: {text}"))
     if validation.n_steps < run.plan.n_steps:
         text = f"{path}: only {validation.n_steps} of {run.plan.n_steps} steps were finished"
         remarks.append(Remark("accuracy", text))
     return ValidatedRun(run, real, simulated, validation, loading, range_s, tuple(remarks))
+
+
+def _other_precision(run: run_directory.RunDirectory, real: Trace) -> str:
+    """Say that the model was computed in another precision than its workload states; empty if it was not."""
+    computed_in = (run_directory.read_real_report(run.path, real) or {}).get("precision")
+    stated = run.scenario.workload.precision
+    if computed_in in (None, stated):
+        return ""
+    return (
+        f"was computed in {computed_in}, and workload.precision is {stated}: perform it with --precision {stated}, or "
+        f"calibrate with --precision {computed_in}"
+    )
 
 
 def order_document(summary: Summary, remarks: Iterable[Remark]) -> dict[str, object]:

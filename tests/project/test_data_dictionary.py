@@ -270,12 +270,15 @@ def of_validations(study: Study, folder: Path) -> dict[str, Found]:
     ranges = {"network.latency": Range.model_validate({"from": f"{low} s", "to": f"{high} s"})}
     file = write(folder / "unsure-cluster.yaml", dump_cluster(cluster.model_copy(update={"uncertain": ranges})))
     unsure = result("validate", study.runs, "--cluster", file)["rows"]
+    servers = re.sub("(?s)schedules:.*", "schedules: [{kind: parameter_server, servers: 1, apart: true}]\n", CALM)
+    result("plan", write(folder / "apart.yaml", servers), "-o", folder / "apart")
     one = Path(shutil.copytree(run_directory.find(study.runs)[0], folder / "one-real-rank"))
     trace = run_directory.read_trace(one / run_directory.REAL)
     run_directory.save_trace(dataclasses.replace(trace, real_rank=0), one / run_directory.REAL)
     unsure += result("validate", one)["rows"]
     return {
         "A validated run": keys(rows + unsure),
+        "A run that is only simulated": keys(result("validate", folder / "apart")["rows"]),
         "A kind of operation, simulated and measured": keys(each(rows, "kinds")),
         "Injected delays": keys(each(rows, "injections")),
         "The blame of a rank": keys(each(rows, "blames")),
@@ -562,10 +565,10 @@ def of_measurements(*_: object) -> dict[str, Found]:
     of_ranks = totals(np.zeros((2, 1, 10), dtype=np.int64))
     told = [
         RunReport(
-            *("run", "digest", "emulated", "gloo", "cpu", ("host",), {"torch": "2"}),
+            *("run", "digest", "emulated", precision, "gloo", "cpu", ("host",), {"torch": "2"}),
             *(1.0, clocks, clocks, (8, 8), allocated, 0.0, 0.0, reads, links),
         )
-        for allocated, reads, links in ((None, None, None), ((9, 9), of_ranks, "none"))
+        for precision, allocated, reads, links in ((None, None, None, None), ("bf16", (9, 9), of_ranks, "none"))
     ]
     rates = DataRates(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, None, 1.0, "unknown")
     measured = [Measurement(MeasuringTask("all_reduce", "node", Group(2), 250), (0.1, 0.2))]
