@@ -21,8 +21,8 @@ import click
 from real import jobs, models
 from real.data.inputs import DataOptions, InputReader, open_input
 from real.data.tallies import Tally, gather_tallies, reads_of, salvage_tallies, tally_path, totals
+from real.execution.one_rank import perform_among_simulated
 from real.execution.running import RunReport, check_world, perform_run
-from real.execution.simulated_peers import perform_among_simulated
 from real.processes.exit_codes import run_command
 from real.processes.launch import Connection, choose_device, connect, place
 from real.programs.precision import AUTOCAST

@@ -20,8 +20,9 @@ from real.buffers.memory import Memory  # noqa: E402
 from real.cli import main  # noqa: E402
 from real.collectives.equals import combine_equal  # noqa: E402
 from real.execution import simulated_peers  # noqa: E402
+from real.execution.one_rank import perform_among_simulated  # noqa: E402
 from real.execution.running import ProgramSpec  # noqa: E402
-from real.execution.simulated_peers import SimulatedPeers, perform_among_simulated  # noqa: E402
+from real.execution.simulated_peers import SimulatedPeers  # noqa: E402
 from real.jobs import buffers_of  # noqa: E402
 from simdist.engines.peers import find_peers, trace_of_rank  # noqa: E402
 from simdist.plan import COLLECTIVES, AllGather, AllReduce, Broadcast, Buffer, Plan, Reduce, ReduceScatter  # noqa: E402
