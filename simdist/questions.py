@@ -54,8 +54,8 @@ def compare(  # noqa: PLR0913 (one for each option)
     Args:
         scenario: What `simdist.load` takes, or a scenario.
         baseline: Label or kind of the schedule that the others are compared with; `sync` or the first if None.
-        n_seeds: Seeds, counted up from the scenario's. With `auto`, as many as it takes to know every number within
-            1 %; with `simdist.studies.enough_seeds.EnoughSeeds`, within another share.
+        n_seeds: Number of seeds. The first is the scenario's, the others follow from it. With `auto`, as many as it
+            takes to know every number within 1 %, or with `simdist.studies.enough_seeds.EnoughSeeds` another share.
         engine: `auto` takes the fast engine wherever it is exact.
         progress: Called with a schedule's label, rank-steps done and rank-steps in all.
         measured: The times of each schedule are appended when they are there. After Ctrl-C, a call with the same list

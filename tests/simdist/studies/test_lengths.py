@@ -6,6 +6,7 @@ import pytest
 from simdist import scenario
 from simdist.errors import ScenarioError
 from simdist.runs.building import build
+from simdist.scenario.sampling import run_seeds
 from simdist.studies.comparison import compare
 from simdist.studies.measuring import measure
 
@@ -95,7 +96,7 @@ def test_a_frame_per_seed_has_the_times_of_every_run_as_simulated() -> None:
     rows = compare(rare, n_seeds=3)
     found = rows.frame(per="seed")
     assert found.columns[:4].tolist() == ["schedule", "seed", "step_s", "speedup"]
-    assert found.seed.tolist() == [0, 1, 2] * 2
+    assert found.seed.tolist() == run_seeds(0, 3) * 2
     for schedule in rare.schedules:
         own = found[found.schedule == schedule.name]
         assert own.step_s.tolist() == measure(rare, build(rare, schedule), n_seeds=3).step_s.tolist()
