@@ -18,8 +18,6 @@ from pydantic import (
 
 from simdist.errors import ScenarioError
 from simdist.scenario import presets, strict_yaml
-from simdist.scenario.actors import KINDS as ACTOR_KINDS
-from simdist.scenario.actors import CustomActor
 from simdist.scenario.checkpoint import CheckpointSettings
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.data import DataSettings
@@ -27,7 +25,14 @@ from simdist.scenario.disturbances import KINDS as DISTURBANCE_KINDS
 from simdist.scenario.disturbances import Disturbance, Interference, Recorded, UnevenWork
 from simdist.scenario.effects import WITHOUT_DATA, EffectSource, Uses
 from simdist.scenario.facts import Imported
-from simdist.scenario.links import FLOW_KINDS, LINK_KINDS, LinkDisturbance, TrafficPattern
+from simdist.scenario.links import (
+    ACTOR_KINDS,
+    FLOW_KINDS,
+    LINK_KINDS,
+    CustomActor,
+    LinkDisturbance,
+    TrafficPattern,
+)
 from simdist.scenario.loading import SettingsT, in_full, read_text, validated
 from simdist.scenario.strict_yaml import BASES, path_text
 from simdist.scenario.uncertain import Range, check_ranges

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from simdist.scenario.actors import CustomActor
 from simdist.scenario.cluster import Storage
+from simdist.scenario.links import CustomActor
 from simdist.settings.units import Seconds, Whole
 
 __all__ = ["Nightly", "Objects"]
