@@ -41,7 +41,7 @@ class _LocalWatch:
             raise RunError("the run has failed")
 
 
-class _World(World, Protocol):
+class _TimedWorld(World, Protocol):
     """A world that also knows when its run begins, and when its collectives ended."""
 
     def start(self) -> float:
@@ -51,7 +51,9 @@ class _World(World, Protocol):
         """Return when each collective ended for the peers, seconds since the start, float64 `[n]`."""
 
 
-def _world(plan: Plan, peers: PeerArrivals, device: torch.device, channels: int, failed: threading.Event) -> _World:
+def _world(
+    plan: Plan, peers: PeerArrivals, device: torch.device, channels: int, failed: threading.Event
+) -> _TimedWorld:
     if device.type != "cuda":
         return SimulatedPeers(plan, peers, failed)
     from real.execution.gpu_peers import GpuPeers  # its kernels take a second to load, and are only useful with a GPU
