@@ -9,7 +9,7 @@
 # **Answer.** With one worker in fifty to a hundred late by a second, it is 2.2 to 3.2 times as fast on 64 to 256 GPUs;
 # 2.08 to 3.25 were published. It gains because delays in different groups overlap. It gains nothing if delays cannot
 # overlap, because the straggler is always the same worker. If so many workers are late that every small group has a
-# straggler in every step, three levels gain 2 % with hosts that wait for averages, but 36 % with hosts that do not
+# straggler in every step, three levels gain 3 % with hosts that wait for averages, but 36 % with hosts that do not
 # (Figure 8). Without stragglers, only the cost of communication changes, here by a few percent.
 #
 # **Source.** Yi Wang and Rohan Varma, *Straggler Mitigation on PyTorch DDP by Hierarchical SGD*, PyTorch blog,
@@ -115,7 +115,7 @@ figure
 # *Figure 2. Speed-up over synchronous SGD, simulated and published. Error bars: 95 % confidence over 20 seeds of 1000
 # steps. The published values are single runs, which scatter by about 2 %.*
 #
-# **Result.** Both ends of every published range are met within 6 %, and they lie between local SGD with periods 2 and
+# **Result.** Both ends of every published range are met within 7 %, and they lie between local SGD with periods 2 and
 # 8, as published.
 
 # %%
@@ -341,7 +341,7 @@ figure
 # Dashed: no gain.*
 #
 # **Result.** One persistent straggler: 1 within 1.3 %, whatever the schedule. Stragglers that cost little: 0.95 to
-# 1.02, because averages do not overlap with computing. 30 % late: 1.02 with three levels if hosts wait for averages,
+# 1.02, because averages do not overlap with computing. 30 % late: 1.03 with three levels if hosts wait for averages,
 # but 1.36 if they do not. The authors see no obvious advantage there, without a number. That suggests hosts that wait
 # for averages, while Figure 4 suggests the other kind. This is not resolved.
 

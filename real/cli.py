@@ -22,10 +22,12 @@ from real import jobs, models
 from real.data.inputs import DataOptions, InputReader, open_input
 from real.data.tallies import Tally, gather_tallies, reads_of, salvage_tallies, tally_path, totals
 from real.execution.running import RunReport, check_world, perform_run
+from real.execution.simulated_peers import perform_among_simulated
 from real.processes.exit_codes import run_command
-from real.processes.launch import Connection, connect, place
+from real.processes.launch import Connection, choose_device, connect, place
 from real.recording.recorder import forget, salvage
 from real.recording.timing import share_cores
+from simdist.engines.peers import trace_of_rank
 from simdist.errors import PlanError, RunError, ScenarioError
 from simdist.files import locked
 from simdist.plan import LEVELS
@@ -88,12 +90,24 @@ def main(args: Sequence[str] | None = None) -> int:
     metavar="MODULE:FUNCTION",
     help=f"What performs the disturbances of links and other jobs' flows of a scenario; {NO_LINKS} leaves them out.",
 )
+@click.option("rank", "--rank", type=click.IntRange(0), help="With --peers: the rank that this process is.")
+@click.option(
+    "--peers",
+    type=click.Choice(["simulated"]),
+    help="This process, without torchrun, is one rank; its peers are simulated.",
+)
 @click.option("--debug", is_flag=True, expose_value=False, help="Show where an error comes from.")
 def _command(**given: Any) -> None:
     options = SimpleNamespace(**given)
     if math.isnan(options.timeout_s):
         raise ScenarioError("--timeout nan: write seconds")
     build = jobs.find_build(options.program)
+    if options.peers or options.rank is not None:
+        _check_among_simulated(options)
+        for each in _runs(options):
+            with locked(each.path):
+                _one_among_simulated(each, build, options)
+        return
     perform_links = jobs.find_links(options.links)
     here = place(os.environ)
     runs = _runs(options)
@@ -128,7 +142,10 @@ def _runs(options: SimpleNamespace) -> list[RunDirectory]:
         raise ScenarioError(f"{where}: no run is labelled {options.label!r}; there are: {labels}")
     for each in runs:
         _check_not_measured(each, options)
-        jobs.check_links(each, options.links)
+        if not options.peers:
+            if each.only_simulated:
+                raise RunError(f"{each.path}: {each.only_simulated}")
+            jobs.check_links(each, options.links)
         if options.data and each.plan.dataset is None:
             raise ScenarioError(
                 f"{each.path}: its plan reads no data set; give its scenario `data`, or leave --data out"
@@ -140,6 +157,16 @@ def _runs(options: SimpleNamespace) -> list[RunDirectory]:
     if options.cache and not options.data:
         raise ScenarioError(f"--cache {options.cache}: there is nothing to keep without --data")
     return runs
+
+
+def _check_among_simulated(options: SimpleNamespace) -> None:
+    """Refuse options that need other processes, or half of what names the real rank."""
+    if options.rank is None or not options.peers:
+        raise ScenarioError("--rank N and --peers simulated belong together: rank N is real, its peers are simulated")
+    refused = {"--data": options.data, "--cache": options.cache, "--links": options.links}
+    refused["--backend"] = None if options.backend == "auto" else options.backend
+    if given := [name for name, value in refused.items() if value is not None]:
+        raise ScenarioError(f"{given[0]}: needs real peers; leave it out, or leave --peers out and start torchrun")
 
 
 def _check_not_measured(run: RunDirectory, options: SimpleNamespace) -> None:
@@ -169,7 +196,8 @@ def _one(
             source = _open_input(stack, connection, run, options)
             begins = stack.enter_context(jobs.open_links(run, perform_links, rank))
             program = jobs.program_spec(
-                connection,
+                rank,
+                connection.device,
                 run,
                 build,
                 source,
@@ -194,6 +222,28 @@ def _one(
     forget(parts, rank)
     if done:
         print(_summary(run, *done), flush=True)  # noqa: T201 (the terminal of a run)
+
+
+def _one_among_simulated(run: RunDirectory, build: jobs.Build | None, options: SimpleNamespace) -> None:
+    """Perform a run on one real rank among simulated peers, and write its trace."""
+    _check_not_measured(run, options)
+    device = choose_device(options.device)
+    program = jobs.program_spec(
+        options.rank,
+        device,
+        run,
+        build,
+        None,
+        name=options.program,
+        precision=options.precision,
+        checkpoints=options.checkpoints,
+    )
+    simulated, peers = jobs.simulate_peers(run, options.rank)
+    done = perform_among_simulated(run.plan, run.delays, program, peers, device=device)
+    source = f"real rank {options.rank}, peers simulated, on {device.type}, {program.name}"
+    trace = replace(trace_of_rank(simulated, options.rank, done.times_s, done.ends_s, source), run=done.report.run)
+    _save(run, trace, done.report, None, None)
+    print(_summary(run, trace, done.report), flush=True)  # noqa: T201 (the terminal of a run)
 
 
 def _open_input(
@@ -293,8 +343,9 @@ def _undisturbed() -> Iterator[None]:
 
 def _summary(run: RunDirectory, trace: Trace, report: RunReport) -> str:
     step = format_seconds(trace.makespan_s / run.plan.n_steps)
+    ranks = f"{run.plan.world_size} ranks" if trace.real_rank is None else f"1 of {run.plan.world_size} ranks"
     return (
-        f"{run.plan.name}: {run.plan.world_size} ranks, {run.plan.n_steps} steps, {step} a step ({trace.source}); "
+        f"{run.plan.name}: {ranks}, {run.plan.n_steps} steps, {step} a step ({trace.source}); "
         f"tracing took {100 * report.tracing_share:.2g} %{_read(report)}; wrote {run.path / run_directory.REAL}"
     )
 

@@ -18,7 +18,6 @@ from real.data.sample_index import check_labels
 from real.execution.gpu import Spin
 from real.execution.running import MakeProgram, ProgramSpec
 from real.models import TrainingJob
-from real.processes.launch import Connection
 from real.programs.base import Program
 from real.programs.binding import Binding
 from real.programs.emulated import EmulatedProgram
@@ -29,10 +28,14 @@ from simdist.cost import Local, Resources, Shared, Varying, price
 from simdist.cost.costs import alone_s
 from simdist.cost.pricing import resources_of
 from simdist.cost.traffic import Traffic
+from simdist.engines.peers import find_peers
 from simdist.errors import ScenarioError
 from simdist.plan import Plan, ops
+from simdist.runs.calibrated import simulate_run
 from simdist.runs.run_directory import EMULATED, NO_LINKS, RunDirectory
 from simdist.runs.traffic import link_traffic
+from simdist.traces.peers import PeerArrivals
+from simdist.traces.trace import Trace
 
 AUTOCAST: Mapping[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -145,8 +148,22 @@ def buffers_of(plan: Plan, build: Build | None, *, with_data: bool) -> set[str]:
     return loaded | {name for op in sent for name in (*ops.reads(op), *ops.writes(op))}
 
 
+def simulate_peers(run: RunDirectory, rank: int) -> tuple[Trace, PeerArrivals]:
+    """Simulate a run; return its trace, and the peers of one rank.
+
+    Raises:
+        ScenarioError: The run has no such rank.
+        TraceError: See `find_peers`.
+    """
+    if not 0 <= rank < run.plan.world_size:
+        raise ScenarioError(f"--rank {rank}: {run.path} has ranks 0 to {run.plan.world_size - 1}")
+    simulated = simulate_run(run, None, real=None)
+    return simulated, find_peers(simulated, rank)
+
+
 def program_spec(
-    connection: Connection,
+    rank: int,
+    device: torch.device,
     run: RunDirectory,
     build: Build | None,
     source: InputReader | None,
@@ -158,7 +175,8 @@ def program_spec(
     """Return the program of this rank, which is made once there is memory.
 
     Args:
-        connection: Says which rank this is, and on which device.
+        rank: This rank.
+        device: Where it computes.
         run: The run to perform.
         build: From `find_build`.
         source: Of samples; without one, a program that sleeps does so for loads as well, and a model has its own data.
@@ -169,17 +187,15 @@ def program_spec(
     """
     buffers = buffers_of(run.plan, build, with_data=source is not None)
     if build is None:
-        return ProgramSpec(name, buffers, emulated_maker(connection, run, source, checkpoints))
-    make = model_maker(connection, run, build, source, precision=precision, checkpoints=checkpoints)
+        return ProgramSpec(name, buffers, emulated_maker(rank, device, run, source, checkpoints))
+    make = model_maker(rank, device, run, build, source, precision=precision, checkpoints=checkpoints)
     return ProgramSpec(f"{name} {precision}", buffers, make, gives_back=True)
 
 
 def emulated_maker(
-    connection: Connection, run: RunDirectory, source: InputReader | None, checkpoints: str | None
+    rank: int, device: torch.device, run: RunDirectory, source: InputReader | None, checkpoints: str | None
 ) -> MakeProgram:
     """Return what makes the program of this rank that sleeps; see `program_spec`."""
-    rank = connection.place.rank
-    device = connection.device
 
     def make(memory: Memory, failed: threading.Event) -> Program:
         compute, comm = (Spin(device) if device.type == "cuda" else Sleeper(failed) for _ in range(2))
@@ -194,7 +210,8 @@ def emulated_maker(
 
 
 def model_maker(
-    connection: Connection,
+    rank: int,
+    device: torch.device,
     run: RunDirectory,
     build: Build,
     source: InputReader | None,
@@ -203,8 +220,6 @@ def model_maker(
     checkpoints: str | None,
 ) -> MakeProgram:
     """Return what makes the program of this rank that trains a model; see `program_spec`."""
-    rank = connection.place.rank
-    device = connection.device
 
     def make(memory: Memory, _failed: threading.Event) -> Program:
         lars = {"lars": True} if takes_ratios(run.plan) else {}

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from typing import Annotated, Literal, TextIO, TypeAlias, final
 
 import numpy as np
@@ -33,6 +34,7 @@ from simdist.machine import free_memory_nbytes, process_nbytes
 from simdist.plan import Plan, codec, ops
 
 _DECAY = 0.8  # per evaluation
+_N_SEEDS = 2**32  # numpy's and scikit-learn's generators take no larger ones
 
 _Say: TypeAlias = Callable[[Mapping[str, object]], None]
 
@@ -83,6 +85,7 @@ def main(given: TextIO, out: TextIO) -> int:
 def _answer(text: str, say: _Say) -> int:
     try:
         order = TypeAdapter(_TrainingRequest).validate_json(text)
+        order = replace(order, seed=order.seed % _N_SEEDS)
         task = TaskFunctions(order.task, order.seed)
         (_describe if order.describe else _learn)(task, order, say)
         return 0

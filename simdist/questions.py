@@ -6,7 +6,6 @@ Each calls the package that answers the question, and warns of the doubts among 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -55,8 +54,8 @@ def compare(  # noqa: PLR0913 (one for each option)
     Args:
         scenario: What `simdist.load` takes, or a scenario.
         baseline: Label or kind of the schedule that the others are compared with; `sync` or the first if None.
-        n_seeds: Seeds, counted up from the scenario's. With `auto`, as many as it takes to know every number within
-            1 %; with `simdist.studies.enough_seeds.EnoughSeeds`, within another share.
+        n_seeds: Number of seeds. The first is the scenario's, the others follow from it. With `auto`, as many as it
+            takes to know every number within 1 %, or with `simdist.studies.enough_seeds.EnoughSeeds` another share.
         engine: `auto` takes the fast engine wherever it is exact.
         progress: Called with a schedule's label, rank-steps done and rank-steps in all.
         measured: The times of each schedule are appended when they are there. After Ctrl-C, a call with the same list
@@ -72,23 +71,21 @@ def compare(  # noqa: PLR0913 (one for each option)
         UnsupportedError: `fast` was asked for and cannot compute a schedule exactly.
     """
     from simdist.studies import comparison, remarks
+    from simdist.studies.enough_seeds import EnoughSeeds, compare_with_enough
     from simdist.studies.facets import FACETS
 
-    ask: Callable[..., Comparison] = comparison.compare
-    if not isinstance(n_seeds, Integral):
-        from simdist.studies.enough_seeds import compare_with_enough
-
-        ask = compare_with_enough
+    is_enough = isinstance(n_seeds, EnoughSeeds) or (isinstance(n_seeds, str) and n_seeds == "auto")
+    ask: Callable[..., Comparison] = compare_with_enough if is_enough else comparison.compare
     found: Comparison = ask(
         scenario,
         baseline=baseline,
-        n_seeds=n_seeds,  # type: ignore[arg-type]
+        n_seeds=n_seeds if is_enough else _whole("n_seeds", n_seeds),
         engine=engine,
         progress=progress,
         measured=measured,
         actors=actors,
         facets=FACETS if facets is None else facets,
-        warm_up=warm_up,
+        warm_up=_whole("warm_up", warm_up),
     )
     remarks.warn_of(found.scenario.name, found.remarks)
     return found
@@ -181,6 +178,18 @@ def _read(name: str, value: Any, parse: Callable[[Any], Any]) -> Any:
         raise ScenarioError(f"{name}: {error}") from None
 
 
+def _whole(name: str, value: Any) -> int:
+    """Return the value of an argument that is a whole number.
+
+    Raises:
+        ScenarioError: It is none.
+    """
+    found: int | None = _read(name, value, parse_whole)
+    if found is None:
+        raise ScenarioError(f"{name}: null is not a whole number: write e.g. 8")
+    return found
+
+
 def learn(
     scenario: AnyScenario,
     task: str,
@@ -219,7 +228,8 @@ def learn(
         pool = stack.enter_context(LocalPool(n_workers or n_cores()))
         trainer = training.Trainer(store, pool, lambda what, done, n: None)
         wanted = curves.parse_target(target) if target else None
-        learned = answer.learn(found, described, trainer, n_seeds=n_seeds, baseline=baseline, target=wanted)
+        n_found = _whole("n_seeds", n_seeds)
+        learned = answer.learn(found, described, trainer, n_seeds=n_found, baseline=baseline, target=wanted)
     warn_of(found.name, learned.remarks)
     return learned
 
@@ -248,8 +258,8 @@ def whatif(
     found = load(scenario)
     job = simulated_job(found.name, found, find_baseline(found, None), steps)
     others = found.changed(schedules=list(schedules)).schedules if schedules else job.others or few_schedules(found)
-    options = WhatifOptions(None, None, steps, None, n_runs, None, None, None)
-    answer = answer_whatif(job, others if n_runs else (), options, lambda what, done, total: None)
+    options = WhatifOptions(None, None, steps, None, _whole("n_runs", n_runs), None, None, None)
+    answer = answer_whatif(job, others if options.n_runs else (), options, lambda what, done, total: None)
     warn_of(found.name, answer.remarks)
     return answer
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from simdist.report import print_tables, write_tables
 from simdist.runs.building import Built, build
 from simdist.scenario import Scenario, loads
+from simdist.scenario.sampling import run_seeds
 from simdist.schedules import Schedule
 from simdist.studies.comparison import row
 from simdist.studies.known_delays import CostOfDelay, corrected_by, cost_of_delay, known_delays
@@ -68,15 +69,18 @@ class Pool:
         scenario: The scenario.
         built: The schedule.
         times: As simulated.
+        seeds: Those of all runs.
     """
 
     scenario: Scenario
     built: Built
     times: ScheduleTimes
+    seeds: Sequence[int]
 
     def costs(self, n_seeds: int) -> list[CostOfDelay]:
         """Return what one delay more costs, for each disturbance that `compare` corrects for with so many seeds."""
-        return [cost_of_delay(self.scenario, self.built, each) for each in known_delays(self.scenario, n_seeds)]
+        known = known_delays(self.scenario, self.seeds[:n_seeds])
+        return [cost_of_delay(self.scenario, self.built, each) for each in known]
 
     def some(self, first: int, n_seeds: int) -> ScheduleTimes:
         """Return the times of some seeds."""
@@ -88,23 +92,22 @@ class Pool:
 def pool(scenario: Scenario, schedule: Schedule, n_seeds: int) -> Pool:
     """Simulate a schedule with all seeds."""
     built = build(scenario, schedule)
-    parts = [
-        measure(scenario.changed(seed=first), built, n_seeds=min(AT_ONCE, n_seeds - first), facets=())
-        for first in range(0, n_seeds, AT_ONCE)
-    ]
+    sizes = {seed: min(AT_ONCE, n_seeds - first) for seed, first in enumerate(range(0, n_seeds, AT_ONCE))}
+    parts = [measure(scenario.changed(seed=seed), built, n_seeds=n, facets=()) for seed, n in sizes.items()]
     step_s = np.concatenate([part.step_s for part in parts])
     states_s = {state: np.concatenate([part.states_s[state] for part in parts]) for state in parts[0].states_s}
-    return Pool(scenario, built, replace(parts[0], step_s=step_s, states_s=states_s))
+    seeds = [each for seed, n in sizes.items() for each in run_seeds(seed, n)]
+    return Pool(scenario, built, replace(parts[0], step_s=step_s, states_s=states_s), seeds)
 
 
 def repeated(
     pools: Sequence[Pool], costs: Sequence[Sequence[CostOfDelay]], first: int, n_seeds: int
 ) -> list[ScheduleTimes]:
     """Return the times of some seeds of each schedule, as `compare` corrects them; without costs as simulated."""
-    scenario = pools[0].scenario.changed(seed=first)
+    scenario = pools[0].scenario
     times = [each.some(first, n_seeds) for each in pools]
     if any(costs):
-        drawn = known_delays(scenario, n_seeds)
+        drawn = known_delays(scenario, pools[0].seeds[first : first + n_seeds])
         for number, own in enumerate(costs):
             for each, cost in zip(drawn, own, strict=True):
                 times[number] = corrected_by(each, cost, times[number], n_steps=scenario.steps)

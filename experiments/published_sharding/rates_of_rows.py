@@ -21,6 +21,7 @@ from simdist.studies.measuring import measure
 
 HERE = Path(__file__).parent
 STEPS = 2
+N_SEEDS = 8
 TOLERANCE = 1e-6
 """Of the calibrated step, relative."""
 FASTEST = 0.5
@@ -155,8 +156,14 @@ class Published:
         """GPUs of a machine that train."""
         return min(self.gpus, families()[self.family]["cluster"].get("gpus_per_node", 8))
 
-    def scenario(self, utilization: float) -> Scenario:
-        """Return the job as a scenario."""
+    def scenario(self, utilization: float, measured_on: int = 0) -> Scenario:
+        """Return the job as a scenario.
+
+        Args:
+            utilization: Of each GPU.
+            measured_on: GPUs that reached it together; 0: those of this row. If there are more now, each step also
+                waits for the slowest of them, by the typical noise of published machines.
+        """
         family = families()[self.family]
         stated = {"bandwidth": self.network, "ring_step": self.ring_step}
         network = family["cluster"].get("network", {}) | {key: text for key, text in stated.items() if text}
@@ -166,6 +173,7 @@ class Published:
         if self.model.startswith(("mpt", "gpt3")):
             workload["transformer"]["positions"] = self.sequence
         workload |= {"batch_size": self.batch_size, "utilization": utilization, "recompute": self.recompute}
+        workload["utilization_ranks"] = measured_on or self.gpus
         if self.micro_batches > 1:
             workload["micro_batches"] = self.micro_batches
         schedule = {"kind": "fsdp", **family["schedule"]}
@@ -182,6 +190,7 @@ class Published:
                 "name": f"{self.family} {self.model} {self.gpus}",
                 "cluster": cluster,
                 "workload": workload,
+                "disturbances": [{"kind": "interference", "typical": True}],
                 "host": {"run_ahead_steps": None},
                 "schedules": [schedule],
                 "steps": STEPS,
@@ -253,10 +262,11 @@ def published() -> tuple[Published, ...]:
     return tuple(found)
 
 
-def step_s(row: Published, utilization: float) -> float:
-    """Simulate a step."""
-    scenario = row.scenario(utilization)
-    return float(measure(scenario, build(scenario, scenario.schedules[0]), n_seeds=1).step_s[0])
+def step_s(row: Published, utilization: float, measured_on: int = 0) -> float:
+    """Return the mean simulated seconds of a step; for the arguments see `Published.scenario`."""
+    scenario = row.scenario(utilization, measured_on)
+    n_seeds = N_SEEDS if measured_on and measured_on < row.gpus else 1
+    return float(measure(scenario, build(scenario, scenario.schedules[0]), n_seeds=n_seeds).step_s.mean())
 
 
 def solved_utilization(row: Published) -> float:
@@ -345,7 +355,7 @@ def predictions(family: str, *, network: str = "") -> Iterator[Prediction]:
                 row,
                 base,
                 utilization,
-                row.tokens / step_s(row, utilization),
+                row.tokens / step_s(row, utilization, base.gpus),
                 base.tokens_per_s * flops(base) / base.tokens * row.tokens / flops(row),
                 summed_per_s(row, base),
             )

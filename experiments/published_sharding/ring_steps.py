@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from statistics import median
 
-from rates_of_rows import Published, base_of, published, solved_utilization, step_s
+from rates_of_rows import N_SEEDS, Published, base_of, published, solved_utilization, step_s
 
 from simdist.runs.building import build
 from simdist.studies.comparison import Row
@@ -83,7 +83,7 @@ def ring_step() -> str:
     for _ in range(_N_HALVINGS):
         middle_us = (low_us + high_us) / 2
         stepped = [replace(each, ring_step=f"{middle_us} us") for each in (base_of(rows), row)]
-        if step_s(stepped[1], solved_utilization(stepped[0])) < row.step_s:
+        if step_s(stepped[1], solved_utilization(stepped[0]), stepped[0].gpus) < row.step_s:
             low_us = middle_us
         else:
             high_us = middle_us
@@ -112,12 +112,11 @@ def lines(family: str, step: str = "") -> tuple[Line, ...]:
         for row in stepped:
             if row.gpus == base.gpus:
                 continue
-            pair = [each.scenario(utilization) for each in stepped if each.gpus == row.gpus and _is_like(each, row)]
-            own = row.scenario(utilization)
-            workload = own.workload.model_copy(update={"utilization_ranks": base.gpus})
-            scenario = own.changed(workload=workload, schedules=[each.schedules[0] for each in pair])
+            like = [each for each in stepped if each.gpus == row.gpus and _is_like(each, row)]
+            own = row.scenario(utilization, base.gpus)
+            scenario = own.changed(schedules=[each.scenario(utilization).schedules[0] for each in like])
             built = build(scenario, own.schedules[0])
-            found.append(Line(row, with_draws(scenario, built, measure(scenario, built, n_seeds=1))))
+            found.append(Line(row, with_draws(scenario, built, measure(scenario, built, n_seeds=N_SEEDS))))
     return tuple(found)
 
 

@@ -19,7 +19,11 @@ from simdist.report import page_command
 
 HERE = Path(__file__).parent
 NEAR = 0.1
-SUMMARY_HEAD = "| rows | n | median | worst | within 10 % | linear: median | within 10 % | sum: median | within 10 % |"
+SUMMARY_HEAD = (
+    "| rows | n | median | worst | within 10 % | linear: median | within 10 % | sum: median | within 10 % "
+    "| nearer than linear | than the sum | than both |"
+)
+SUMMARY_DASHES = "|---|---|---|---|---|---|---|---|---|---|---|---|"
 
 
 @cache
@@ -92,7 +96,7 @@ def percent(error: float) -> str:
 def summary_table() -> Iterator[str]:
     """Yield how near each family comes, without the rows that were calibrated on."""
     yield SUMMARY_HEAD
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield SUMMARY_DASHES
     every: list[Prediction] = []
     for family in families():
         found = [each for each in predicted(family) if each.row is not each.base]
@@ -110,6 +114,45 @@ def is_alike(each: Prediction) -> bool:
     return 0.5 < ratio < 2 and each.row.recompute == each.base.recompute
 
 
+PAID = (0.0, 0.1, 0.3, 1.0)
+"""Shares of the communication that a step pays for though it hides it."""
+
+
+def hidden_table() -> Iterator[str]:
+    """Yield how near rows would be if hidden communication slowed computing down.
+
+    Without, that is the simulator. If all is paid, that is the sum. Seconds are interpolated between both.
+    """
+    yield f"| rows | n | {' | '.join(f'{paid:.0%}' for paid in PAID)} |"
+    yield f"|---|---|{'---|' * len(PAID)}"
+    few = [each for each in predicted("Leonardo") if each.row.sharding == "hybrid" and each.row.gpus <= 64]
+    families_of = {name: predicted(name) for name in ("llm-foundry H100", "llm-foundry A100", "InternEvo")}
+    for name, found in {**families_of, "Leonardo, HSDP on up to 64 GPUs": few}.items():
+        rows = [each for each in found if each.row is not each.base]
+        medians = [median(abs(error_if_paid(each, paid)) for each in rows) for paid in PAID]
+        yield f"| {name} | {len(rows)} | {' | '.join(f'{each:.1%}' for each in medians)} |"
+
+
+def error_if_paid(each: Prediction, paid: float) -> float:
+    """Return the relative error of a rate if a share of hidden communication is paid."""
+    simulated, _, summed = each.errors
+    return 1 / ((1 - paid) / (1 + simulated) + paid / (1 + summed)) - 1
+
+
+def twins_table() -> Iterator[str]:
+    """Yield seconds of the steps of InternEvo that were measured with activation checkpointing and without."""
+    yield "| GPUs | tokens of a step | measured: without | with | with / without | simulated: with / without |"
+    yield "|---|---|---|---|---|---|"
+    without = {(each.row.gpus, each.row.tokens): each for each in predicted("InternEvo packed")}
+    for other in predicted("InternEvo checkpointing"):
+        row = other.row
+        one = without.get((row.gpus, row.tokens))
+        if one:
+            simulated = one.simulated_per_s / other.simulated_per_s
+            measured = f"{one.row.step_s:.2f} s | {row.step_s:.2f} s | {row.step_s / one.row.step_s:.2f}"
+            yield f"| {row.gpus:,} | {row.tokens:,} | {measured} | {simulated:.2f} |"
+
+
 OTHER_NETWORKS = {"YaFSDP": "50 Gbit/s", "llm-foundry H100": "200 Gbit/s"}
 """Of each of the eight cards, where the source states no network."""
 
@@ -117,7 +160,7 @@ OTHER_NETWORKS = {"YaFSDP": "50 Gbit/s", "llm-foundry H100": "200 Gbit/s"}
 def networks_table() -> Iterator[str]:
     """Yield how near a family comes if the network is a slower one, where the source does not state it."""
     yield SUMMARY_HEAD
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield SUMMARY_DASHES
     for family, bandwidth in OTHER_NETWORKS.items():
         found = [each for each in predictions(family, network=bandwidth) if each.row is not each.base]
         yield summary_row(f"{family}, 8 x {bandwidth}", found)
@@ -130,6 +173,9 @@ def summary_row(name: str, found: Sequence[Prediction]) -> str:
     cells = [name, str(len(found)), f"{median(map(abs, simulated)):.1%}", percent(worst), near(simulated)]
     for errors in (linear, summed):
         cells += [f"{median(map(abs, errors)):.1%}", near(errors)]
+    for rivals in ((1,), (2,), (1, 2)):
+        n_nearer = sum(abs(each.errors[0]) <= min(abs(each.errors[rival]) for rival in rivals) for each in found)
+        cells.append(f"{n_nearer / len(found):.0%}")
     return f"| {' | '.join(cells)} |"
 
 
@@ -146,6 +192,8 @@ def tables() -> dict[str, str]:
         "summary": "\n".join(summary_table()),
         **by_family,
         "degrees": "\n".join(degrees_table()),
+        "hidden": "\n".join(hidden_table()),
+        "twins": "\n".join(twins_table()),
         "deferred": "\n".join(deferred_table()),
         "networks": "\n".join(networks_table()),
         "steps": "\n".join(steps_table()),

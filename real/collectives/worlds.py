@@ -32,13 +32,15 @@ except ImportError:  # their names before torch 2.13
 
 from real.buffers.memory import Memory, Purpose, Scratch
 from real.collectives.byte_transfer import broadcast_text, gather_texts
+from real.collectives.equals import combine_equal
 from real.collectives.first_come import ArrivalClient, ArrivalServer
 from real.collectives.servers import moves_gpu_tensors, piece_count, sum_by_servers
 from real.processes.rendezvous import own_address
 from simdist.errors import RunError
-from simdist.plan import Buffer, Plan, op_text, ops
+from simdist.plan import Buffer, Plan, ops
 from simdist.plan.group import Group
 from simdist.plan.lanes import COMM
+from simdist.plan.only_simulated import only_simulated
 from simdist.plan.walk import drops_late
 
 _TOKEN_NBYTES = 32
@@ -70,25 +72,15 @@ def groups_of(plan: Plan) -> dict[str, list[Group]]:
     return found
 
 
-def check_servers(plan: Plan) -> None:
-    """Refuse a plan with servers that are not ranks, or with first-come all-reduces without a server.
+def check_performable(plan: Plan) -> None:
+    """Refuse a plan with something that only the simulator can do.
 
     Raises:
-        RunError: The plan has one of these.
+        RunError: The plan has an algorithm of a user's, servers that are not ranks, or a first-come all-reduce without
+            a server.
     """
-    for op in (op for body in plan.bodies for op in body):
-        if isinstance(op, ops.AllReduce) and op.drop and op.servers is None:
-            raise RunError(
-                f"plan {plan.name}: {op_text(op)} is an all-reduce among those that come first, which can be simulated "
-                f"only: a process group has its members before anybody comes; let ranks come to servers (leave "
-                f"`algorithm` out), or leave this run out"
-            )
-        beside = isinstance(op, ops.AllReduce) and op.servers and not op.servers.members
-        if beside or (isinstance(op, ops.Reduce | ops.Broadcast) and op.server and op.server.apart):
-            raise RunError(
-                f"plan {plan.name}: {op_text(op)} goes through servers beside the ranks, which can be simulated only; "
-                f"let ranks be the servers (apart: false), or leave this run out"
-            )
+    if reason := only_simulated(plan):
+        raise RunError(f"plan {plan.name}: {reason}")
 
 
 def late_servers(plan: Plan) -> set[int]:
@@ -249,7 +241,7 @@ class ProcessWorld:
         """Perform a collective on the buffers of this rank; return when its result is ready, or enqueued on a GPU."""
         members = self._members[op.lane.communicator, op.group]
         if len(members.ranks) == 1:
-            self._alone(op, memory)
+            combine_equal(op, memory, self.rank)
             return
         match op:
             case ops.AllReduce():
@@ -335,17 +327,6 @@ class ProcessWorld:
         parts[me].copy_(mine.view(-1))
         for work in filter(None, (receiving, sending)):
             work.wait()
-
-    def _alone(self, op: ops.Collective, memory: Memory) -> None:
-        """Perform a collective of one member; all its data is local."""
-        match op:
-            case ops.AllReduce() | ops.Reduce() | ops.Broadcast():
-                return
-            case ops.ReduceScatter() | ops.AllGather():
-                for src, dst in zip(memory.tensors(op.src), memory.tensors(op.dst), strict=True):
-                    dst.copy_(src)
-            case _:
-                assert_never(op)
 
     def _meet(self, servers: Collection[int]) -> "_Arrivals":
         """Start this rank's server for all-reduces with late ranks, if any, and connect to all servers."""

@@ -15,7 +15,7 @@ import torch
 
 from real.buffers.memory import Memory
 from real.collectives.byte_transfer import gather_texts
-from real.collectives.worlds import ProcessWorld, check_servers
+from real.collectives.worlds import ProcessWorld, check_performable
 from real.execution.executor import Executor, World
 from real.execution.gpu import await_kernels, count_memory, most_allocated_nbytes
 from real.execution.streams import Lanes
@@ -42,7 +42,8 @@ class RunReport:
 
     Args:
         run, digest: Unique name of the run, digest of the plan.
-        program, backend, device: Program; `gloo` or `nccl`; device of computation.
+        program, backend, device: Program; `gloo`, `nccl`, or `simulated` for one real rank among simulated peers;
+            device of computation.
         hosts: Machine (str) of each rank.
         versions: Software (str).
         makespan_s: From the common start to the end of the last operation.
@@ -223,22 +224,49 @@ def _report(
     allocated_nbytes = tuple(map(int, gather_texts(str(most_allocated_nbytes(device)))))
     if trace is None:
         return None
+    report = report_on(
+        plan,
+        program,
+        backend=connection.backend,
+        device=device,
+        makespan_s=trace.makespan_s,
+        buffers_nbytes=peaks_nbytes,
+    )
+    return replace(
+        report,
+        hosts=tuple(hosts),
+        clock_ahead_s=(tuple(clocks[0].ahead_s.tolist()), tuple(clocks[1].ahead_s.tolist())),
+        clock_uncertainty_s=(tuple(clocks[0].uncertainty_s.tolist()), tuple(clocks[1].uncertainty_s.tolist())),
+        allocated_nbytes=allocated_nbytes if device.type == "cuda" else None,
+    )
+
+
+def report_on(
+    plan: Plan,
+    program: str,
+    *,
+    backend: str,
+    device: torch.device,
+    makespan_s: float,
+    buffers_nbytes: tuple[int, ...],
+) -> RunReport:
+    """Return the report on a run of this process alone; the arguments are those of `RunReport`."""
     tracing_s = _seconds_of_noting() * plan.n_instances
     return RunReport(
         run=secrets.token_hex(8),
         digest=plan.digest(),
         program=program,
-        backend=connection.backend,
+        backend=backend,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
-        hosts=tuple(hosts),
+        hosts=(socket.gethostname(),),
         versions={"torch": torch.__version__, "python": platform.python_version()},
-        makespan_s=trace.makespan_s,
-        clock_ahead_s=(tuple(clocks[0].ahead_s.tolist()), tuple(clocks[1].ahead_s.tolist())),
-        clock_uncertainty_s=(tuple(clocks[0].uncertainty_s.tolist()), tuple(clocks[1].uncertainty_s.tolist())),
-        buffers_nbytes=peaks_nbytes,
-        allocated_nbytes=allocated_nbytes if device.type == "cuda" else None,
+        makespan_s=makespan_s,
+        clock_ahead_s=((0.0,), (0.0,)),
+        clock_uncertainty_s=((0.0,), (0.0,)),
+        buffers_nbytes=buffers_nbytes,
+        allocated_nbytes=(most_allocated_nbytes(device),) if device.type == "cuda" else None,
         tracing_s=tracing_s,
-        tracing_share=tracing_s / trace.makespan_s if trace.makespan_s else 0.0,
+        tracing_share=tracing_s / makespan_s if makespan_s else 0.0,
     )
 
 
@@ -256,9 +284,9 @@ def check_world(plan: Plan, world_size: int) -> None:
     """Refuse a plan that these processes cannot perform.
 
     Raises:
-        RunError: The plan is for another number of ranks, or has servers that are not ranks.
+        RunError: The plan is for another number of ranks, or can be simulated only.
     """
-    check_servers(plan)
+    check_performable(plan)
     if plan.world_size != world_size:
         raise RunError(
             f"plan {plan.name} is for {plan.world_size} ranks, but {world_size} processes were started: "

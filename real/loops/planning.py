@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from real.collectives.worlds import check_servers
+from real.collectives.worlds import check_performable
 from real.loops.foreign import PLAN_DTYPES, device_of, optimizer_of
 from real.loops.nodes import ranks_per_node_for
 from real.loops.plans import check_shape, split_by_type
@@ -359,7 +359,7 @@ def _check_plan(plan: Plan, delays: Delays, wanted: PlanRequest) -> None:
         raise UnsupportedError(f"plan {plan.name} {_MASTERS}")
     if wanted.shards:
         check_copies(plan, wanted.ranks_per_copy)
-    check_servers(plan)
+    check_performable(plan)
     check_delays(plan, delays)
     if plan.world_size != wanted.world_size:
         raise RunError(f"plan {plan.name} is for {plan.world_size} ranks, and there are {wanted.world_size}")

@@ -252,6 +252,15 @@ def _guarded(
         guard.leave()
 
 
+def choose_device(device: Literal["auto", "cpu", "cuda"]) -> torch.device:
+    """Return the device of a process that is alone.
+
+    Raises:
+        RunError: It has no GPU, and `cuda` is asked for.
+    """
+    return _choose(RankPlace(0, 1, 0, 1), "auto", device)[1]
+
+
 def _choose(here: RankPlace, backend: str, device: str) -> tuple[Backend, torch.device]:
     """Choose the backend and the device."""
     n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0

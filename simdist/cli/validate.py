@@ -15,7 +15,7 @@ from simdist.scenario import dump_cluster
 from simdist.studies.comparison import find_label
 from simdist.studies.ranking import summarize
 from simdist.studies.remarks import Remark, of_inputs
-from simdist.studies.validated_run import ValidatedRun, order_document, validate_run, verdict_on_order
+from simdist.studies.validated_run import SimulatedRun, ValidatedRun, order_document, validate_run, verdict_on_order
 from simdist.studies.validation import corrected
 
 
@@ -48,23 +48,30 @@ def command(
         if calibrate and calibrate.exists():
             raise click.UsageError(f"--calibrate {calibrate}: exists; choose another file, or remove it")
         calibrated = Calibrated.read(cluster) if cluster else None
-        runs = inputs.usable(session, name, inputs.read_runs(name, schedule), _missing)
+        found = inputs.read_runs(name, schedule)
+        unmeasured = [run for run in found if not (run.path / run_directory.REAL).exists()]
+        simulated = [SimulatedRun(run, reason) for run in unmeasured if (reason := run.only_simulated)]
+        marked = {each.run.path for each in simulated}
+        others = [run for run in found if run.path not in marked]
+        runs = inputs.usable(session, name, others, _missing) if others else []
         unlike = _unlike(runs)
         session.remark("", unlike)
+        if calibrate and not runs:
+            raise click.UsageError(f"--calibrate: {simulated[0].text()}")
         if calibrate and len(runs) > 1:
             raise click.UsageError(f"--calibrate takes one run; {name} has {len(runs)}: choose one with --schedule")
         done = list(_validate(session, runs, calibrated, bar))
     validations = [each.validation for each in done]
-    base = runs[find_label([(run.plan.name, run.scenario.schedules[0].kind) for run in runs], None) or 0]
-    summary = summarize(validations, baseline=base.plan.name) if len(done) > 1 else None
+    summary = summarize(validations, baseline=_baseline(runs)) if len(done) > 1 else None
     texts = [each.text(cluster) for each in done] + ([verdict_on_order(summary)] if summary else [])
+    texts += [each.text() for each in simulated]
     correction = _corrected(session, done[0], calibrated, calibrate) if calibrate else None
     texts += [f"corrected: {correction}; this run no longer tests it, other runs do"] if correction else []
     document = {
         "run": name,
         "cluster": str(cluster) if cluster else None,
         "corrected": correction,
-        "rows": [each.document() for each in done],
+        "rows": [*(each.document() for each in done), *(each.document() for each in simulated)],
         "summary": order_document(summary, unlike) if summary else None,
     }
     session.result(document, "\n\n\n".join(texts))
@@ -74,6 +81,11 @@ def command(
         for each in done:
             figure = timeline_figure(each.simulated, each.real, n_steps=min(4, each.validation.n_steps))
             session.draw(figure, inputs.picture_path(plot, each.validation.schedule, len(done)))
+
+
+def _baseline(runs: Sequence[run_directory.RunDirectory]) -> str:
+    """Return the label of the run that speed-ups are over."""
+    return runs[find_label([(run.plan.name, run.scenario.schedules[0].kind) for run in runs], None) or 0].plan.name
 
 
 def _corrected(session: common.CliSession, each: ValidatedRun, calibrated: Calibrated | None, file: Path) -> str:
@@ -88,6 +100,8 @@ def _corrected(session: common.CliSession, each: ValidatedRun, calibrated: Calib
 
 def _unlike(runs: Sequence[run_directory.RunDirectory]) -> list[Remark]:
     """Return remarks on runs of other machines or models: speed-ups between these say nothing of schedules."""
+    if not runs:
+        return []
     first, *others = runs
     machines = first.scenario.cluster, first.scenario.workload
     unlike = [each for each in others if (each.scenario.cluster, each.scenario.workload) != machines]

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from simdist.learning.curves import TRAINING_LOSS, Curve, Target
 from simdist.learning.timing import TimedSchedule
 from simdist.learning.training import TaskSetting, Trainer, Training
+from simdist.scenario.sampling import run_seeds
 from simdist.studies.comparison import speedup_interval, step_interval
 from simdist.studies.known_delays import chance_remarks, chances_of
 from simdist.studies.remarks import Remark
@@ -92,9 +93,9 @@ def train_schedules(found: Sequence[TimedSchedule], task: TaskSetting, trainer: 
         RunError: Runs fail. The results of the others are kept.
     """
     runs = [
-        Training(each.schedule.name, each.plan, task, each.scenario.seed + number, each.lr_factor, late)
+        Training(each.schedule.name, each.plan, task, seed, each.lr_factor, late)
         for each in found
-        for number, late in enumerate(each.late)
+        for seed, late in zip(run_seeds(each.scenario.seed, len(each.late)), each.late, strict=True)
     ]
     curves = iter(trainer.train(runs))
     return [Learned(each, tuple(islice(curves, len(each.late)))) for each in found]

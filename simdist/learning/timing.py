@@ -17,6 +17,7 @@ from simdist.plan.plan import ITEM_NBYTES
 from simdist.plan.walk import drops_late
 from simdist.runs.building import build, delays, job, live_of
 from simdist.scenario import Scenario
+from simdist.scenario.sampling import run_seeds
 from simdist.scenario.scenario import InputSettings
 from simdist.scenario.workload import Workload
 from simdist.schedules import Schedule
@@ -67,7 +68,7 @@ def timed(scenario: Scenario, schedule: Schedule, task: TaskSetting, *, n_seeds:
         scenario: Its steps are those of the training.
         schedule: A schedule of the scenario, or another one.
         task: The task with its tensors.
-        n_seeds: Number of seeds, starting with that of the scenario.
+        n_seeds: Number of seeds, see `simdist.scenario.sampling.run_seeds`.
 
     Raises:
         PlanError: The schedule does not fit the cluster, or the task's tensors.
@@ -79,7 +80,7 @@ def timed(scenario: Scenario, schedule: Schedule, task: TaskSetting, *, n_seeds:
     rows = {ours: theirs for one, other in pairs for ours, theirs in zip(one, other, strict=True)}
     ends_s = []
     late = []
-    for seed in range(scenario.seed, scenario.seed + (n_seeds if scenario.is_random else 1)):
+    for seed in run_seeds(scenario.seed, n_seeds if scenario.is_random else 1):
         seeded = unchecked_copy(scenario, seed=seed)
         live = live_of(seeded, built.costs)
         trace = run(built.plan, built.costs, delays(seeded), observe=WholeTrace(), live=live)

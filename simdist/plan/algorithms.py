@@ -93,6 +93,15 @@ def find(name: str, folder: Path = Path()) -> CollectiveAlgorithm:
     return found
 
 
+def is_of_user(name: str) -> bool:
+    """Tell whether an algorithm is a user's, by `module:NAME` or by an entry point.
+
+    >>> is_of_user("node_sgd:STAR"), is_of_user("ring"), is_of_user("auto")
+    (True, False, False)
+    """
+    return is_reference(name) or (name != AUTO and name not in _modules())
+
+
 def carries(name: str, *collectives: type[ops.Collective]) -> bool:
     """Tell whether an algorithm can carry out all of these collectives.
 

@@ -89,15 +89,16 @@ class SeedDelays:
     is_random: bool = True
 
     @classmethod
-    def of(cls, delays: Delays) -> "SeedDelays":
-        """Return delays that were drawn in advance, with the seeds 0, 1, ..."""
+    def of(cls, delays: Delays, seeds: Sequence[int] | None = None) -> "SeedDelays":
+        """Return delays that were drawn in advance, with these seeds; by default 0, 1, ..."""
 
-        def draw(seeds: Sequence[int]) -> DelaySource:
+        def draw(some: Sequence[int]) -> DelaySource:
             source = DrawnDelays(delays)
-            return source if len(seeds) == n_seeds else SomeSeeds(source, np.array(seeds))
+            return source if len(some) == len(its) else SomeSeeds(source, np.array([places[each] for each in some]))
 
-        n_seeds = next((len(each) for each in delays.values()), 1)
-        return cls(range(n_seeds), draw)
+        its = range(next((len(each) for each in delays.values()), 1)) if seeds is None else seeds
+        places = {seed: place for place, seed in enumerate(its)}
+        return cls(its, draw)
 
     @property
     def different(self) -> "SeedDelays":

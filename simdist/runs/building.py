@@ -18,7 +18,7 @@ from simdist.plan import Channel, Dataset, Plan
 from simdist.plan.check import check
 from simdist.proof import prove
 from simdist.scenario.cluster import Cluster
-from simdist.scenario.disturbances import Interference
+from simdist.scenario.disturbances import Interference, mean_of_longest
 from simdist.scenario.gpus import Generation
 from simdist.scenario.sampling import DelaySampler, sampler
 from simdist.scenario.scenario import AnyScenario, Host, Scenario, load
@@ -243,10 +243,20 @@ def delay_sampler(scenario: Scenario, seeds: Sequence[int]) -> DelaySampler:
 
 
 def _known(disturbance: Interference, scenario: Scenario) -> Interference:
-    """Return the scenario with the share that a step of one machine loses."""
+    """Return the disturbance with the share that it adds to a step of one machine.
+
+    Of a typical loss that `utilization` contains, waiting for the longest of n exponential delays instead of m is left,
+    noise x typical x (H_n - H_m) / H_g. This is the longest of n delays that are 1 - H_m / H_n times as long.
+    """
+    noise = disturbance.noise
     lost = lost_share(scenario, disturbance)
+    n_measured = scenario.workload.measured_ranks
+    n_ranks = scenario.cluster.world_size
+    if disturbance.typical and _contains_typical(scenario) and n_ranks > n_measured:
+        lost = noise * _typical_lost(scenario) * (1 - mean_of_longest(n_measured) / mean_of_longest(n_ranks))
+        noise = 1.0
     return disturbance.model_copy(
-        update={"lost": lost, "machine_samples_per_s": None, "rate_ranks": None, "typical": False}
+        update={"lost": lost, "noise": noise, "machine_samples_per_s": None, "rate_ranks": None, "typical": False}
     )
 
 
@@ -256,16 +266,15 @@ def lost_share(scenario: Scenario, disturbance: Interference) -> float:
     If the rate of one machine was measured, the machine is simulated without disturbances and with synthetic data,
     under the scenario's first synchronous schedule, or with PyTorch's buckets if it has none. Delays on the compute
     stream lengthen such a step by the longest of them. So the difference is the loss. Of a rate of other ranks, these
-    are simulated, and the part of the loss that grows with their number is that of one machine. A utilization that all
-    GPUs of a machine reached contains the typical loss.
+    are simulated, and the part of the loss that grows with their number is that of one machine. A utilization that
+    several GPUs reached together contains their typical loss.
 
     Raises:
         ScenarioError: Compute times are neither given nor derivable, machines are not full, or the schedule does not
             fit the ranks of the rate.
     """
     if disturbance.typical:
-        is_in_rate = scenario.workload.measured_ranks >= max(2, scenario.cluster.gpus_per_node)
-        return 0.0 if is_in_rate else _typical_lost(scenario)
+        return 0.0 if _contains_typical(scenario) else _typical_lost(scenario)
     if disturbance.machine_samples_per_s is None:
         return disturbance.lost or 0.0
     cluster = _ranks_of_rate(scenario, disturbance)
@@ -315,6 +324,11 @@ def _measured_schedule(scenario: Scenario, cluster: Cluster) -> Schedule:
             f"{scenario.name}: interference: a rate of {ranks} under {found.name}: {problems[0][1]}: {hint}"
         )
     return found
+
+
+def _contains_typical(scenario: Scenario) -> bool:
+    """Tell whether the utilization is that of several GPUs together, which lost what is typical."""
+    return scenario.workload.measured_ranks > 1
 
 
 def _typical_lost(scenario: Scenario) -> float:

@@ -35,6 +35,7 @@ from simdist.files import locked, read_content, replacing, sync
 from simdist.plan import Channel, Plan
 from simdist.plan.check import check
 from simdist.plan.delays import Delays, check_delays, delay_shapes
+from simdist.plan.only_simulated import only_simulated
 from simdist.scenario import Recorded, Scenario
 from simdist.scenario.disturbances import read_recorded
 from simdist.scenario.links import LinkRecorded
@@ -80,6 +81,11 @@ class RunDirectory:
     scenario: Scenario
     plan: Plan
     delays: Delays
+
+    @property
+    def only_simulated(self) -> str | None:
+        """What of the run only the simulator can do, why, and what to write instead; None if real ranks can do all."""
+        return only_simulated(self.plan)
 
 
 def find(path: Path) -> list[Path]:

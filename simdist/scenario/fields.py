@@ -335,7 +335,8 @@ def changed_at(here: object, changes: Mapping[Path, object], above: Path = ()) -
 
     Args:
         here: Settings, or a part of them.
-        changes: New values, by their path from `here`. Keys are those of files, or names of attributes.
+        changes: New values as `plain` returns them, by their path from `here`. Keys are those of files, or names of
+            attributes.
         above: Path that leads to `here`, for messages.
 
     Raises:
@@ -351,7 +352,7 @@ def changed_at(here: object, changes: Mapping[Path, object], above: Path = ()) -
     match here:
         case Settings():
             update: dict[str, object] = {}
-            whole = {key: plain(below[()]) for key, below in by_key.items() if () in below}
+            whole = {key: below[()] for key, below in by_key.items() if () in below}
             bare = bare_numbers(type(here), whole)
             refuse(type(here).__name__, [((*above, *at), message) for at, message in bare])
             for key, below in by_key.items():

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,9 +15,9 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, ValidationInfo
 
 from simdist.arrays import ArrayError, Declared, open_arrays
-from simdist.files import open_regular, read_content
+from simdist.files import open_regular, read_content, replacing
 from simdist.scenario.logs import is_bare_log, is_log, table_of_log
-from simdist.settings.base import folder_of, refuse, shown
+from simdist.settings.base import folder_of, refuse, shown, without_mask
 
 _MOST = 1e9  # seconds, tokens or times the bandwidth: more is another column, or another unit
 _NAME = "write the name of a .npz or .csv file"
@@ -97,7 +98,20 @@ def _of_columns(value: Any) -> NDArray[np.float64]:
     names = value if isinstance(value, Mapping) else getattr(getattr(value, "dtype", None), "names", None)
     if names is not None:
         return table_of_log(names, lambda name: value[name])
-    return np.asarray(value, dtype=np.float64)
+    return _seconds(without_mask(value))
+
+
+def _seconds(array: NDArray[Any]) -> NDArray[np.float64]:
+    """Return an array of numbers, or of durations of any unit, as numbers.
+
+    Raises:
+        TypeError: It holds truth values, complex numbers or dates.
+    """
+    if array.dtype.kind == "m":
+        return np.asarray(array / np.timedelta64(1, "s"), dtype=np.float64)
+    if array.dtype.kind in "bcM":
+        raise TypeError(f"an array of {array.dtype}")
+    return np.asarray(array, dtype=np.float64)
 
 
 def _of_frame(frame: _Frame) -> NDArray[np.float64]:
@@ -110,13 +124,41 @@ def _of_frame(frame: _Frame) -> NDArray[np.float64]:
         raise ValueError(
             "which rank is which column? Name them 0, 1, ..., or give a log: columns step, rank and seconds, or ms"
         )
-    return np.stack([np.asarray(frame[name], dtype=np.float64) for name in names], axis=1)
+    return np.stack([_seconds(np.asarray(frame[name])) for name in names], axis=1)
 
 
 @cache
 def _folder() -> "tempfile.TemporaryDirectory[str]":
     """Return the folder of arrays of this process, which is removed when the process ends."""
     return tempfile.TemporaryDirectory(prefix="simdist-arrays-")
+
+
+def kept(value: Any, folder: Path, *, name: str) -> Any:
+    """Return a value of a scenario in which files of arrays from Python are copies in a folder that outlives Python.
+
+    Args:
+        value: As a scenario file has it.
+        folder: Where copies are written, if there are such files in it.
+        name: The folder as it is to stand in the value.
+
+    Raises:
+        RunError: A copy cannot be written.
+    """
+    match value:
+        case str() if _folder.cache_info().currsize and _folder().name in value:
+            here = Path(_folder().name)
+            for path in here.iterdir():
+                if str(path) in value and not (folder / path.name).exists():
+                    folder.mkdir(parents=True, exist_ok=True)
+                    with replacing(folder / path.name) as part:
+                        shutil.copyfile(path, part)
+            return value.replace(str(here), name)
+        case list():
+            return [kept(each, folder, name=name) for each in value]
+        case dict():
+            return {key: kept(item, folder, name=name) for key, item in value.items()}
+        case _:
+            return value
 
 
 #: The absolute path of a recording, whose name is relative to the scenario's file.

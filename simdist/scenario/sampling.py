@@ -17,6 +17,9 @@ load is that of a whole step, so `io` delays are drawn as for one micro-batch.
 
 Where recordings are resampled, the block that a run has at a place follows from seed and place alone, not from the
 disturbance: what was recorded together stays together. It has a key of its own, and 16 blocks a tile.
+
+Run 0 of a study has the study's seed. The seeds of all further runs follow from it, see `run_seeds`: those of studies
+with the seeds 0 and 1 have nothing in common.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +50,31 @@ _UNUSED_BITS = np.uint64(11)  # a double has 53
 _ONE = np.uint64(1)
 _COMPARED_STEPS = 64  # of what code of a user returns twice
 _RESAMPLING = 2**64 - 1  # takes the place of a disturbance's index in the key
+_RUNS = 2**64 - 3  # so does this, for seeds of runs
 _DELAY, _PLACE = range(2)  # what a number decides: a delay, or the micro-batch that it falls into
+
+
+def run_seeds(seed: int, n: int, *, first: int = 0) -> list[int]:
+    """Return the seeds of the runs of a study, by number. Run 0 has the seed of the study.
+
+    Args:
+        seed: Of the study, from 0 to 2**64 - 1.
+        n: Number of runs.
+        first: Number of the first of them.
+
+    Returns:
+        Seeds below 2**53, but for that of the study: JSON keeps them exactly. Each is random, so different studies
+        share none.
+
+    >>> run_seeds(0, 3)
+    [0, 4725872354239234, 826979650918141]
+    >>> run_seeds(0, 1, first=2)
+    [826979650918141]
+    """
+    counter, skipped = divmod(first, _WORDS_AT_ONCE)
+    generator = Philox(key=np.array([seed, _RUNS], dtype=np.uint64), counter=counter)
+    seeds: list[int] = (generator.random_raw(skipped + n)[skipped:] >> _UNUSED_BITS).tolist()
+    return [seed, *seeds[1:]] if n and not first else seeds
 
 
 def sampler(

@@ -38,6 +38,7 @@ from simdist.settings.base import (
     Settings,
     SettingsGroup,
     folder_of,
+    plain,
     refuse,
     shown,
     stated,
@@ -627,7 +628,7 @@ def _changed_at_paths(scenario: Scenario, fields: Mapping[str, object]) -> Scena
     """Return a scenario with other values at paths, not validated as a whole."""
     from simdist.scenario.fields import changed_at, parse_path
 
-    found = changed_at(scenario, {parse_path(path): value for path, value in fields.items()})
+    found = changed_at(scenario, {parse_path(path): plain(value) for path, value in fields.items()})
     assert isinstance(found, Scenario)
     return found
 

@@ -8,14 +8,17 @@ import difflib
 import math
 import os
 import reprlib
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from decimal import Decimal
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -266,21 +269,17 @@ def nearest(word: object, known: Iterable[str]) -> str:
 def plain(value: object) -> object:
     """Return a value from Python as a file could have it, whatever library it is of.
 
-    Numbers of numpy are numbers, arrays and columns are lists, paths are text, and durations are text with a unit.
-    Tables stay: only recordings take them.
+    Numbers of other libraries are numbers, arrays, columns and iterators are lists, paths are text, and durations are
+    text with a unit. Masked values are NaN. Tables stay: only recordings take them.
 
     >>> plain({"nodes": np.int64(2), "delay": timedelta(milliseconds=200), "values": np.array([0.0, 0.5])})
     {'nodes': 2, 'delay': '0.2 s', 'values': [0.0, 0.5]}
     """
     match value:
-        case np.timedelta64():
-            return f"{float(value / np.timedelta64(1, 's'))!r} s"
-        case np.generic():
-            return value.item()
+        case np.generic() | timedelta() | Decimal() | Fraction():
+            return _plain_number(value)
         case str() | int() | float() | None:  # most values
             return value
-        case timedelta():
-            return f"{value.total_seconds()!r} s"
         case os.PathLike():
             return os.fspath(value)
         case Mapping():
@@ -289,14 +288,38 @@ def plain(value: object) -> object:
             return [plain(item) for item in value]
         case tuple():
             return tuple(plain(item) for item in value)
+        case set() | frozenset():
+            return sorted((plain(item) for item in value), key=repr)
+        case Iterator():
+            return [plain(item) for item in value]
         case _ if hasattr(value, "__array__"):  # of numpy, or a column of pandas or another library
-            array = np.asarray(value)
+            array = without_mask(value)
             is_indexed = getattr(getattr(value, "index", None), "nlevels", 1) > 1
             if array.dtype.names or is_indexed:  # records, and columns by step and rank: only recordings take them
                 return value
             return value if array.ndim > 1 else plain(list(array) if array.ndim else array[()])
         case _:
             return value
+
+
+def _plain_number(value: np.generic | timedelta | Decimal | Fraction) -> object:
+    match value:
+        case np.timedelta64():
+            return f"{float(value / np.timedelta64(1, 's'))!r} s"
+        case np.generic():
+            return value.item()
+        case timedelta():
+            return f"{value.total_seconds()!r} s"
+        case _:
+            number = float(value)
+            return int(number) if number.is_integer() else number
+
+
+def without_mask(value: object) -> NDArray[Any]:
+    """Return an array with NaN in place of masked values."""
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        return np.asarray(np.ma.filled(value.astype(np.float64), np.nan))
+    return np.asarray(value)
 
 
 def bare_numbers(cls: type[Settings], value: object) -> list[Fault]:

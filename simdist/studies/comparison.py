@@ -17,6 +17,7 @@ from simdist.engines.choose import Engine
 from simdist.errors import ScenarioError, naming
 from simdist.plan.delays import Draw
 from simdist.runs.building import Built, build, in_steps
+from simdist.scenario.sampling import run_seeds
 from simdist.scenario.scenario import AnyScenario, Scenario, load
 from simdist.schedules import Schedule
 from simdist.settings.base import plural
@@ -26,7 +27,7 @@ from simdist.studies.draws import shared_delays, with_draws
 from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Simulated, ValueT, facet_remarks, told
 from simdist.studies.facets import facet_columns as columns_of_facets
 from simdist.studies.known_delays import chance_remarks, chances_of, corrected
-from simdist.studies.measuring import TIMES_OF_DRAWS, Progress, ScheduleTimes, measure, times_of
+from simdist.studies.measuring import TIMES_OF_DRAWS, Progress, RunsSoFar, ScheduleTimes, measure, times_of
 from simdist.studies.remarks import Remark, below_table, documents, remarks_of, with_remarks
 from simdist.studies.statistics import NORMAL_QUANTILE, Interval, is_wide, positive_interval, ratio_interval
 from simdist.studies.tables import facets_text, table_text
@@ -226,16 +227,17 @@ class Comparison(list[Row]):
 
         runs = [each.as_simulated for each in self.measured]
         base = runs[[each.label for each in runs].index(self.baseline)]
+        seeds = run_seeds(self.scenario.seed, len(base.step_s))
         return frame_of_records(
             {
                 "schedule": each.label,
-                "seed": self.scenario.seed + number,
+                "seed": seed,
                 "step_s": step_s,
                 "speedup": base.step_s[number] / step_s,
                 **{f"{state}_s": seconds[number] for state, seconds in each.states_s.items()},
             }
             for each in runs
-            for number, step_s in enumerate(each.step_s)
+            for number, (seed, step_s) in enumerate(zip(seeds, each.step_s, strict=True))
         )
 
     def plot(self) -> "Figure":
@@ -265,20 +267,22 @@ def compare(  # noqa: PLR0913 (one for each option)
     actors: "Sequence[Actor]" = (),
     facets: Sequence[Facet[Any]] = FACETS,
     warm_up: int = 0,
+    so_far: RunsSoFar | None = None,
 ) -> Comparison:
     """Return the speed-up table of a scenario, in the order of its schedules.
 
     Args:
         scenario: The scenario to simulate, or what `simdist.scenario.load` takes for one.
         baseline: Label or kind of the schedule that the others are compared with; see `default_baseline`.
-        n_seeds: Seeds, counted up from the scenario's.
+        n_seeds: Number of seeds, see `simdist.scenario.sampling.run_seeds`.
         engine: `auto` takes the fast engine wherever it is exact.
         progress: See `Progress`.
         measured: The times of each schedule are appended when they are there, before the next one begins. After Ctrl-C,
             a call with the same list goes on with the first schedule that it lacks.
         actors: Processes of the user, see `simdist.engines.actors`; each schedule and seed starts them anew.
         facets: Optional topics, in the order of their keys.
-        warm_up: First steps that are left out of the means, see `simdist.studies.lengths`; facets are of all steps.
+        warm_up: First steps that are left out of the means, see `simdist.studies.lengths`.
+        so_far: As of `measure`.
 
     Raises:
         ScenarioError: There is no such baseline, `measured` has the times of another scenario, or `warm_up` does not
@@ -298,10 +302,10 @@ def compare(  # noqa: PLR0913 (one for each option)
             its = in_steps(scenario, schedule)
             built = replace(build(its, schedule), actors=tuple(actors))
             times = measure_with_additions(
-                its, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw, facets=facets
+                its, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw, facets=facets, so_far=so_far
             )
             if warm_up:
-                times = _without_warm_up(its, built, times, warm_up)
+                times = _without_warm_up(its, built, times, warm_up, facets, so_far)
         measured.append(replace(times, scenario=scenario))
     base = measured[scenario.schedules.index(reference)]
     rows = [row(each, base) for each in measured]
@@ -312,14 +316,22 @@ def compare(  # noqa: PLR0913 (one for each option)
     return found
 
 
-def _without_warm_up(scenario: Scenario, built: Built, times: ScheduleTimes, warm_up: int) -> ScheduleTimes:
+def _without_warm_up(
+    scenario: Scenario,
+    built: Built,
+    times: ScheduleTimes,
+    warm_up: int,
+    facets: Sequence[Facet[Any]],
+    so_far: RunsSoFar | None,
+) -> ScheduleTimes:
     """Return the times of a schedule without its first steps."""
     from simdist.studies.lengths import scenario_of_warm_up, without_first
 
     early = scenario_of_warm_up(scenario, warm_up)
     short = replace(build(early, built.schedule), actors=built.actors)
     engine: Engine = "des" if times.engine == "des" else "auto"
-    first = corrected(early, short, measure(early, short, n_seeds=len(times.step_s), engine=engine, facets=()))
+    n_seeds = len(times.step_s)
+    first = measure_with_additions(early, short, n_seeds=n_seeds, engine=engine, facets=facets, so_far=so_far)
     return without_first(times, first, n_steps=scenario.steps, warm_up=warm_up)
 
 
@@ -409,15 +421,18 @@ def measure_with_additions(
     progress: Progress | None = None,
     draw: Draw | None = None,
     facets: Sequence[Facet[Any]] = FACETS,
+    so_far: RunsSoFar | None = None,
 ) -> ScheduleTimes:
     """Simulate a schedule as `measure` does, again for facets that ask for it, and under draws."""
     draw = draw or shared_delays(scenario)
 
     def again(other: Scenario) -> NDArray[np.float64]:
         plain = replace(build(other, built.schedule), actors=built.actors)
-        return measure(other, plain, n_seeds=n_seeds, engine=engine, draw=draw, facets=()).step_s
+        return measure(other, plain, n_seeds=n_seeds, engine=engine, draw=draw, facets=(), so_far=so_far).step_s
 
-    measured = measure(scenario, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw, facets=facets)
+    measured = measure(
+        scenario, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw, facets=facets, so_far=so_far
+    )
     for facet in facets:
         value = facet.measure_again(scenario, measured.step_s, again)
         if value is None:
@@ -524,6 +539,20 @@ def unclear(scenario: Scenario, rows: Sequence[Row], base: Row) -> list[Remark]:
         f"by {100 * (WORTHWHILE - 1):.0f} % or more: measure {step.written.measure}, which tells {step.name}"
     )
     return [Remark("accuracy", text, undecided[0] if len(undecided) == 1 else "")]
+
+
+def open_step(scenario: Scenario) -> tuple[Remark, ...]:
+    """Say that the step of a ring counts as 0, for results whose intervals contain no draws of it."""
+    from simdist.studies.uncertainty import RING_STEP, quantities
+
+    step = next((each for each in quantities(scenario) if each.name == RING_STEP), None)
+    if step is None:
+        return ()
+    text = (
+        f"unclear how long gathers over many machines take, because {step.name} is not measured and counts as 0: "
+        f"measure {step.written.measure}"
+    )
+    return (Remark("accuracy", text, step.name),)
 
 
 def _holds(interval: Interval | None, limits: Iterable[float]) -> bool:

@@ -15,6 +15,7 @@ from simdist.engines.run import run
 from simdist.errors import UnsupportedError
 from simdist.plan.delays import Delays, DelaySource, Draw, DrawnDelays, SeedDelays, SideBySide, SomeSeeds, no_delays
 from simdist.runs.building import Built, build, delay_sampler, job, price_of
+from simdist.scenario.sampling import run_seeds
 from simdist.scenario.scenario import Scenario
 from simdist.scenario.strict_yaml import Path
 from simdist.settings.base import unchecked_copy
@@ -85,8 +86,8 @@ def with_draws(
     priced = [uncertainty.drawn(scenario, {each: at[i] for each, at in places.items()}) for i in range(n_priced)]
     drawn = priced * (n_draws // n_priced)
     places = {each: np.tile(at, n_draws // n_priced) for each, at in places.items()}
-    numbers = np.arange(n_draws) % len(measured.step_s)
-    seeds = (scenario.seed + numbers).tolist()
+    seeds = run_seeds(scenario.seed, len(measured.step_s))
+    numbers = np.arange(n_draws) % len(seeds)
     built_again = [_built_again(each, scenario, built) for each in priced] * (n_draws // n_priced)
     if doubts:
         at_draws = [{doubt: at[i] for doubt, at in of_doubts.items()} for i in range(n_draws)]
@@ -97,10 +98,10 @@ def with_draws(
     engine: Engine = "des" if measured.engine == "des" else "auto"
     stated_s = measured.step_s[numbers]
 
-    runs = [unchecked_copy(each, seed=seed) for each, seed in zip(drawn, seeds, strict=True)]
+    runs = [unchecked_copy(each, seed=seeds[number]) for each, number in zip(drawn, numbers, strict=True)]
     draw_all = partial(_side_by_side, runs)
     if draw and all(each.path[:2] == _NETWORK for each in found):
-        draw_all = partial(_like_stated, draw, seeds[: len(measured.step_s)], numbers)
+        draw_all = partial(_like_stated, draw, seeds, numbers)
     drawn_s = None if engine == "des" else _together_s(built, built_again, draw_all)
     if drawn_s is None:
         is_calm = quiet and _may_be_calm(scenario, [each.path for each in found])

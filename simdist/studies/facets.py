@@ -21,7 +21,7 @@ True
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, cast, final
 
 import numpy as np
@@ -47,6 +47,7 @@ ValueT = TypeVar("ValueT")
 #: Seconds per step of each seed, `[n_seeds]`.
 StepTimes: TypeAlias = NDArray[np.float64]
 Again: TypeAlias = Callable[[Scenario], StepTimes]
+Rest: TypeAlias = Callable[[float, float], float]
 
 _NEARLY_ALL = 0.9  # of the updates: a rank that is late in these contributes almost nothing
 _MOST_LINKS = 6  # of a schedule; JSON has all
@@ -144,6 +145,16 @@ class Facet(ABC, Generic[ValueT]):
         """Return the value per part of a step, such as a micro-batch."""
         return value
 
+    def without_first(self, value: ValueT, first: ValueT, rest: Rest) -> ValueT:
+        """Return the value of a run without that of its first steps.
+
+        Args:
+            value: Of the run.
+            first: Of its first steps.
+            rest: Takes means over the steps of both, and returns that over the other steps.
+        """
+        return value
+
     def kept(self, value: ValueT) -> dict[str, object]:
         """Return the record that a sweep stores."""
         return {}
@@ -192,6 +203,11 @@ class FacetValues:
     def divided(self, n_parts: int) -> "FacetValues":
         """Return the values per part of a step."""
         return FacetValues({facet: facet.divided(value, n_parts) for facet, value in self.values.items()})
+
+    def without_first(self, first: "FacetValues", rest: Rest) -> "FacetValues":
+        """Return the values of a run without those of its first steps."""
+        values = {facet: facet.without_first(value, first.of(facet), rest) for facet, value in self.values.items()}
+        return FacetValues(values)
 
     def document(self) -> dict[str, object]:
         """Return the keys of JSON."""
@@ -383,6 +399,10 @@ class _AddedFacet(Facet[Mapping[str, float]]):
         """Return seconds per part."""
         return _divided(value, n_parts)
 
+    def without_first(self, value: Mapping[str, float], first: Mapping[str, float], rest: Rest) -> Mapping[str, float]:
+        """Return seconds per step without those of the first steps."""
+        return {name: rest(of_step_s, first.get(name, 0.0)) for name, of_step_s in value.items()}
+
     def columns(self, values: Sequence[Mapping[str, float]]) -> Sequence[Column]:
         """Return a column for each."""
         return [Column(f"{what} add", f"{what}_add_s", form=seconds) for what in values[0]]
@@ -431,6 +451,15 @@ class _WholeJobFacet(Facet[_WholeJob | None]):
             case n_steps:
                 return _WholeJob(float(n_steps), n_steps * of_step_s, is_timed=False)
 
+    def without_first(self, value: _WholeJob | None, first: _WholeJob | None, rest: Rest) -> _WholeJob | None:
+        """Return steps and time by the mean of the other steps."""
+        if value is None or first is None:
+            return value
+        step_s = rest(value.seconds / value.n_steps, first.seconds / first.n_steps)
+        if value.is_timed:
+            return replace(value, n_steps=value.seconds / step_s)
+        return replace(value, seconds=value.n_steps * step_s)
+
     def document(self, value: _WholeJob | None) -> dict[str, object]:
         """Return both."""
         return {"job_steps": value.n_steps, "job_s": value.seconds} if value else {}
@@ -478,6 +507,10 @@ class _LinksFacet(Facet[Mapping[str, float]]):
     def divided(self, value: Mapping[str, float], n_parts: int) -> Mapping[str, float]:
         """Return seconds per part."""
         return _divided(value, n_parts)
+
+    def without_first(self, value: Mapping[str, float], first: Mapping[str, float], rest: Rest) -> Mapping[str, float]:
+        """Return seconds per step without those of the first steps."""
+        return {name: rest(of_step_s, first.get(name, 0.0)) for name, of_step_s in value.items()}
 
     def largest(self, value: Mapping[str, float]) -> list[tuple[str, float]]:
         """Return the links that held ranks up longest, in words."""
@@ -574,6 +607,10 @@ class _GradientsFacet(Facet[GradientsUsed]):
         """Return the share if it is not 1, and the ranks that are too late."""
         used: dict[str, object] = {} if value.share == 1 else {"gradients_used": value.share}
         return used | ({"late": dict(value.late)} if value.late else {})
+
+    def without_first(self, value: GradientsUsed, first: GradientsUsed, rest: Rest) -> GradientsUsed:
+        """Return the share without that of the first steps; ranks that are too late, of all steps."""
+        return replace(value, share=rest(value.share, first.share))
 
     def cells(self, value: GradientsUsed) -> dict[str, object]:
         """Return the share."""

@@ -7,7 +7,7 @@ simulated run the drawn seconds D. With b step seconds for each second of delay,
 
 The mean of Y is that of T for every b that the run does not decide. Y varies least for b = cov(T, D) / var(D), which is
 for independent delays what one delay more costs, in the mean over runs and the place of the delay (Mecke's formula).
-So b is simulated: pilot runs with other seeds, each with and without one delay more, as long as the longest to expect.
+So b is simulated: pilot runs with more seeds, each with and without one delay more, as long as the longest to expect.
 A run without delays thus gives the same mean as one with three, and a tail without a variance does no harm: the largest
 delays cost their full length, and their mean is known. Seconds in each state are corrected likewise.
 
@@ -44,7 +44,7 @@ from simdist.scenario.expectations import (
     long_delay_s,
     share_of_largest,
 )
-from simdist.scenario.sampling import sampler
+from simdist.scenario.sampling import run_seeds, sampler
 from simdist.settings.base import plural
 from simdist.settings.units import format_seconds, format_share
 from simdist.studies.measuring import ScheduleTimes, measure_delays
@@ -54,8 +54,7 @@ _N_PILOTS = 24
 _N_SLOW_PILOTS = 3  # of runs by events, which take far longer
 _MOST_VALUES = 2**21  # delays of all pilots: 16 MiB
 _MOST_DRAWN_AT_ONCE = 2**20
-_FIRST_PILOT = 2**40  # their seeds are counted from here
-_N_PILOT_SEEDS = 2**63
+_FIRST_PILOT = 2**40  # number of the run: no study has so many
 _PLACES = 2**64 - 2  # second word of the key that places are drawn with
 _FAR_LONGER = 1000.0  # than other delays: what a tail without a variance costs is what its longest delays cost
 _RULE_OF_THREE = 3.0
@@ -103,9 +102,14 @@ class KnownDelays:
         return self.expected.seconds * min(1.0, _RULE_OF_THREE / n_met) if n_met else self.expected.seconds
 
 
-def known_delays(scenario: Scenario, n_seeds: int) -> tuple[KnownDelays, ...]:
-    """Return the disturbances with rare or heavy delays: means of few runs tell little under them."""
-    return tuple(_drawn(scenario, i, n_seeds) for i in _acting(scenario) if _is_special(scenario, i, n_seeds))
+def known_delays(scenario: Scenario, seeds: Sequence[int]) -> tuple[KnownDelays, ...]:
+    """Return the disturbances with rare or heavy delays: means of few runs tell little under them.
+
+    Args:
+        scenario: The scenario; its own seed does not count.
+        seeds: Those of the runs.
+    """
+    return tuple(_drawn(scenario, i, seeds) for i in _acting(scenario) if _is_special(scenario, i, len(seeds)))
 
 
 def _acting(scenario: Scenario) -> list[int]:
@@ -131,19 +135,18 @@ def _expected(scenario: Scenario, index: int) -> ExpectedDelays | None:
     return expected_delays(one, n_steps=scenario.steps, n_ranks=len(ranks))
 
 
-def _drawn(scenario: Scenario, index: int, n_seeds: int) -> KnownDelays:
+def _drawn(scenario: Scenario, index: int, seeds: Sequence[int]) -> KnownDelays:
     one = _disturbance(scenario, index)
     found = _expected(scenario, index)
     assert found is not None, "is special"
-    drawn_s, n_late = _totals(one, index, *_place(scenario, n_seeds))
+    drawn_s, n_late = _totals(one, index, tuple(seeds), _shape(scenario))
     return KnownDelays(index, one, found, drawn_s, n_late)
 
 
-def _place(scenario: Scenario, n_seeds: int) -> tuple[tuple[int, ...], tuple[int, int, int, int]]:
-    """Return seeds, and steps, ranks, ranks of a node and micro-batches of a run."""
+def _shape(scenario: Scenario) -> tuple[int, int, int, int]:
+    """Return steps, ranks, ranks of a node and micro-batches of a run."""
     cluster = scenario.cluster
-    shape = (scenario.steps, cluster.world_size, cluster.gpus_per_node, scenario.workload.micro_batches)
-    return tuple(scenario.seed + number for number in range(n_seeds)), shape
+    return scenario.steps, cluster.world_size, cluster.gpus_per_node, scenario.workload.micro_batches
 
 
 @lru_cache(maxsize=16)
@@ -188,7 +191,7 @@ def corrected(scenario: Scenario, built: Built, measured: ScheduleTimes) -> Sche
     Args:
         scenario: The schedule's.
         built: The schedule.
-        measured: Its times with the seeds from the scenario's on.
+        measured: Its times, with the seeds of the scenario's runs.
     """
     return _corrected(scenario, built, measured, _costs(scenario, built, len(measured.step_s)))
 
@@ -204,11 +207,12 @@ def corrected_ends(
         ends_s: Seconds from the start to the end of each step, `[n_seeds, n_steps]`.
     """
     n_seeds, n_steps = ends_s.shape
+    seeds = tuple(run_seeds(scenario.seed, n_seeds))
     costs = _costs(scenario, built, n_seeds)
     times = _corrected(scenario, built, ScheduleTimes(built.schedule.name, "", ends_s[:, -1] / n_steps, {}), costs)
     if times.uncorrected is not None:
         for known, cost in costs:
-            parts = _late_s(known.disturbance, known.index, *_place(scenario, n_seeds))
+            parts = _late_s(known.disturbance, known.index, seeds, _shape(scenario))
             late_s = np.concatenate([each.sum(axis=2) for each in parts], axis=1).cumsum(axis=1)
             expected_s = known.expected.seconds * np.arange(1, n_steps + 1) / n_steps
             ends_s = ends_s - n_steps * cost.step_s * (late_s - expected_s)
@@ -221,13 +225,13 @@ def with_unseen(scenario: Scenario, built: Built, measured: ScheduleTimes) -> Sc
     Args:
         scenario: The schedule's.
         built: The schedule.
-        measured: Its times with the seeds from the scenario's on.
+        measured: Its times, with the seeds of the scenario's runs.
     """
     n_seeds = len(measured.step_s)
     if n_seeds == 1 or not scenario.is_random or np.ptp(measured.step_s) > 0:
         return measured
     channels = {op.channel for op in delays_of(built.plan)}
-    return replace(measured, unseen_s=_unseen_s(scenario, channels, n_seeds))
+    return replace(measured, unseen_s=_unseen_s(scenario, channels, run_seeds(scenario.seed, n_seeds)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +280,8 @@ def _costs(scenario: Scenario, built: Built, n_seeds: int) -> list[tuple[KnownDe
     if n_seeds == 1 or not scenario.is_random:
         return []
     channels = {op.channel for op in delays_of(built.plan)}
-    known = [each for each in known_delays(scenario, n_seeds) if each.disturbance.on in channels]
+    seeds = run_seeds(scenario.seed, n_seeds)
+    known = [each for each in known_delays(scenario, seeds) if each.disturbance.on in channels]
     return [(each, cost_of_delay(scenario, built, each)) for each in known if math.isfinite(each.expected.seconds)]
 
 
@@ -309,8 +314,8 @@ def _pilots(scenario: Scenario, plan: Plan, known: KnownDelays, n: int, extra_s:
 
     It lasts for as many steps as delays last in the mean, or to the end of the run.
     """
-    first = (_FIRST_PILOT + n * scenario.seed) % _N_PILOT_SEEDS
-    without: Delays = delay_sampler(scenario, range(first, first + n)).take(plan.n_steps)
+    seeds = run_seeds(scenario.seed, n, first=_FIRST_PILOT)
+    without: Delays = delay_sampler(scenario, seeds).take(plan.n_steps)
     delays = {channel: np.concatenate([each, each]) for channel, each in without.items()}
     of_channel = delays[known.disturbance.on]
     words = Philox(key=np.array([scenario.seed, _PLACES], dtype=np.uint64)).random_raw(3 * n).reshape(n, 3)
@@ -326,7 +331,7 @@ def _pilots(scenario: Scenario, plan: Plan, known: KnownDelays, n: int, extra_s:
     return SeedDelays.of(delays), added_s
 
 
-def _unseen_s(scenario: Scenario, channels: set[Channel], n_seeds: int) -> float:
+def _unseen_s(scenario: Scenario, channels: set[Channel], seeds: Sequence[int]) -> float:
     """Return how much longer a step may be if no two runs differ; infinity if that is not known."""
     acting = [i for i in _acting(scenario) if _disturbance(scenario, i).on in channels]
     if scenario.has_links:
@@ -335,7 +340,7 @@ def _unseen_s(scenario: Scenario, channels: set[Channel], n_seeds: int) -> float
     for i in acting:
         if _expected(scenario, i) is None:
             return math.inf
-        total_s += _drawn(scenario, i, n_seeds).unseen_s(0)
+        total_s += _drawn(scenario, i, seeds).unseen_s(0)
     return total_s / scenario.steps
 
 
@@ -371,7 +376,8 @@ def chances_of(scenario: Scenario, n_seeds: int) -> Chances:
         return Chances()
     if n_seeds == 1:
         return Chances(uncorrected_remarks(scenario, 1))
-    rare = (_of_rare(each) for each in known_delays(scenario, n_seeds) if each.n_expected < _FEW_EXPECTED)
+    known = known_delays(scenario, run_seeds(scenario.seed, n_seeds))
+    rare = (_of_rare(each) for each in known if each.n_expected < _FEW_EXPECTED)
     tails = (remark for i in _acting(scenario) if (remark := _of_tail(scenario, i, _CORRECTED)))
     return Chances(tuple(rare), tuple(tails))
 
@@ -381,12 +387,13 @@ def uncorrected_remarks(scenario: Scenario, n_runs: int) -> tuple[Remark, ...]:
 
     Args:
         scenario: The scenario.
-        n_runs: Runs, with the seeds from the scenario's on.
+        n_runs: Number of runs.
     """
     if not scenario.is_random:
         return ()
     acting = [i for i in _acting(scenario) if _disturbance(scenario, i).on != "io" or scenario.uses.source == "storage"]
-    rare = (_drawn(scenario, i, n_runs) for i in acting if _is_special(scenario, i, n_runs))
+    seeds = run_seeds(scenario.seed, n_runs)
+    rare = (_drawn(scenario, i, seeds) for i in acting if _is_special(scenario, i, n_runs))
     of_rare = (_of_uncorrected(each) for each in rare if each.n_expected < _FEW_EXPECTED)
     return (*filter(None, of_rare), *filter(None, (_of_tail(scenario, i, "") for i in acting)))
 

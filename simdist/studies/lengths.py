@@ -13,7 +13,7 @@ from simdist.errors import ScenarioError
 from simdist.runs.building import dataset
 from simdist.scenario.scenario import Scenario
 from simdist.settings.base import unchecked_copy
-from simdist.studies.measuring import ScheduleTimes
+from simdist.studies.measuring import TIMES_OF_DRAWS, ScheduleTimes
 
 
 def scenario_of_warm_up(scenario: Scenario, warm_up: int) -> Scenario:
@@ -44,8 +44,19 @@ def without_first(times: ScheduleTimes, first: ScheduleTimes, *, n_steps: int, w
     def rest(whole: NDArray[np.float64], part: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.asarray((n_steps * whole - warm_up * part) / (n_steps - warm_up))
 
+    def mean_of_rest(whole: float, part: float) -> float:
+        return (n_steps * whole - warm_up * part) / (n_steps - warm_up)
+
     states_s = {state: rest(whole, first.states_s[state]) for state, whole in times.states_s.items()}
-    found = replace(times, step_s=rest(times.step_s, first.step_s), states_s=states_s, uncorrected=None)
+    of_draws = {name: rest(times.drawn[name], first.drawn[name]) for name in TIMES_OF_DRAWS if name in times.drawn}
+    found = replace(
+        times,
+        step_s=rest(times.step_s, first.step_s),
+        states_s=states_s,
+        drawn=times.drawn | of_draws,
+        facets=times.facets.without_first(first.facets, mean_of_rest),
+        uncorrected=None,
+    )
     if times.uncorrected is None and first.uncorrected is None:
         return found
     simulated = without_first(times.as_simulated, first.as_simulated, n_steps=n_steps, warm_up=warm_up)

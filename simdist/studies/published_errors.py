@@ -65,7 +65,8 @@ _OF_COMPUTING = ("batch", "machine", "machines", "input")
 _CALIBRATED = "real.calibrate"  # measures both links; one that its line meets has no range
 _OVERHEAD = "collectives.overhead"
 _MACHINES_OF_RINGS = 4
-#: 256 H100: 2 GB gathered at 200 GB/s, all-reduced at 340. 128 to 512 H100: 256 MB gathered at 6 to 44 GB/s, by run.
+#: 256 H100: 2 GB gathered at 200 GB/s, all-reduced at 340. 16, 32, 64 machines of 8 H100, "Communication Bandwidth by
+#: Number of Nodes (size=256MB)": 24.5 to 126.7, 12.3 to 77.0, 6.2 to 44.4 GB/s gathered, 5 to 95 % quantiles.
 _RING_STEPS = "17 us on 256 H100, nccl#1218; 10 to 80 us on 128 to 512 H100, The Ultra-Scale Playbook"
 _OF_PCIE_BPS = 64e9  # PCIe 5.0 x16 has 63 GB/s; NVLink 1 has 80
 _TRANSPORTS: dict[Transport, str] = {

@@ -176,8 +176,11 @@ def _derived(scenario: Scenario) -> Iterator[str]:
             rate += "" if share else ", more than simulated: forward and backward take too long"
             yield f"disturbances[{i}]: one machine {lost}, {rate}"
         elif isinstance(each, Interference) and each.typical and not lost_share(scenario, each):
-            its = f"workload.utilization is that of {scenario.workload.measured_ranks} GPUs and contains them"
-            yield f"disturbances[{i}]: typical losses of a machine are not added: {its}"
+            n_measured = scenario.workload.measured_ranks
+            n_ranks = scenario.cluster.world_size
+            its = f"workload.utilization is that of {n_measured:,} GPUs together and contains them"
+            more = f"; waiting for the slowest of {n_ranks:,} GPUs is" if n_ranks > n_measured else ""
+            yield f"disturbances[{i}]: typical losses of a machine are not added, because {its}{more}"
 
 
 def _checkpoint_steps(scenario: Scenario, every: Elapsed) -> str:

@@ -54,6 +54,37 @@ _SUMMARY_COLUMNS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class SimulatedRun:
+    """A run that real ranks cannot perform.
+
+    Args:
+        run: The run.
+        reason: What only the simulator can do, why, and what to write instead.
+    """
+
+    run: run_directory.RunDirectory
+    reason: str
+
+    def document(self) -> dict[str, object]:
+        """Return a run that is only simulated as JSON.
+
+        Columns:
+            schedule, run, digest (str): Label, directory, digest of the plan.
+            only_simulated (str): Why real ranks cannot perform it, and what to write instead.
+        """
+        return {
+            "schedule": self.run.plan.name,
+            "run": str(self.run.path),
+            "digest": self.run.plan.digest(),
+            "only_simulated": self.reason,
+        }
+
+    def text(self) -> str:
+        """Return the same as a sentence."""
+        return f"{self.run.plan.name}: only simulated: {self.reason}"
+
+
 @dataclass(frozen=True, repr=False)
 class ValidatedRun:
     """A run, both traces of it, and how they compare.
@@ -84,6 +115,7 @@ class ValidatedRun:
 
         Columns:
             schedule, run, digest (str): Label, directory, digest of the plan.
+            real_rank (int): Only if the peers of one real rank were simulated: that rank, whose times are compared.
             source, simulated_by (str): Program that measured, engine that simulated.
             steps, world_size (int): Compared steps, ranks.
             simulated_s, measured_s, error (float): Makespans and their error.
@@ -110,6 +142,7 @@ class ValidatedRun:
             "digest": self.run.plan.digest(),
             "simulated_by": self.simulated.source,
             "world_size": self.run.plan.world_size,
+            **({} if self.real.real_rank is None else {"real_rank": self.real.real_rank}),
             **picked(found, "source", *_FOUND, steps="n_steps"),
             **({"simulated_s_range90": self.range_s} if self.range_s else {}),
             **{name: [asdict(part) for part in getattr(found, name)] for name in ("kinds", "injections", "blames")},
@@ -134,7 +167,7 @@ class ValidatedRun:
         return "\n".join(
             [
                 f"{about}; measured: {found.source}; simulated: {machines}",
-                f"makespan: {makespans}, error {format_error(found.error)}",
+                f"makespan{_of_rank(self.real)}: {makespans}, error {format_error(found.error)}",
                 *([_range_text(found.measured_s, *self.range_s)] if self.range_s else ()),
                 "",
                 _kinds_text(found),
@@ -164,9 +197,11 @@ def validate_run(
         progress: Called with the number of steps simulated and of all.
 
     Raises:
-        TraceError: The trace cannot be read, is no measurement, or holds not one step.
+        TraceError: The run is only simulated, or its trace cannot be read, is no measurement, or holds not one step.
     """
     path = planned.path / run_directory.REAL
+    if planned.only_simulated and not path.exists():
+        raise TraceError(f"{planned.path}: only simulated: {planned.only_simulated}")
     real = run_directory.read_trace(path, plan=planned.plan)
     if not real.source.startswith("real"):
         raise TraceError(f"{path}: is {real.source!r}, and no measurement: `simdist validate` needs one; move it away")
@@ -222,6 +257,10 @@ def _range_text(measured_s: float, low_s: float, high_s: float) -> str:
     where = "below" if measured_s < low_s else "above" if measured_s > high_s else "in"
     interval = f"{format_seconds(low_s)} to {format_seconds(high_s)}"
     return f"the measured one is {where} the 90 % interval of what is uncertain, {interval}"
+
+
+def _of_rank(real: Trace) -> str:
+    return "" if real.real_rank is None else f" of rank {real.real_rank}, the network is not tested"
 
 
 def _kinds_text(found: Validation) -> str:

@@ -13,7 +13,7 @@ A measured run that ended early is compared over the steps that all ranks finish
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -32,7 +32,7 @@ from simdist.settings.units import format_seconds
 from simdist.studies import statistics
 from simdist.studies.held import find_held
 from simdist.traces.trace import Trace
-from simdist.traces.waiting import attribute_waiting, host_waits, injected_s, only_steps, operation_kind
+from simdist.traces.waiting import attribute_waiting, host_waits, injected_s, only_rank, only_steps, operation_kind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,7 +112,8 @@ class Blame:
 
     Args:
         rank: Rank.
-        simulated_s, measured_s: Time for which others waited for it in collectives.
+        simulated_s, measured_s: Time for which others waited for it in collectives; of one real rank among simulated
+            peers, in the collectives of that rank.
     """
 
     rank: int
@@ -201,9 +202,13 @@ def validate(real: Trace, simulated: Trace, delays: Delays, costs: Costs | None 
     if n_steps == 0:
         raise TraceError(f"trace of {real.plan.name} ({real.source}): no step was finished by all ranks: run it again")
     real, simulated = (only_steps(trace, range(n_steps)) for trace in (real, simulated))
+    if real.real_rank is not None:
+        simulated = _where_real(simulated, real)
     held = [find_held(trace, costs) if costs and trace.links else None for trace in (simulated, real)]
     both = zip((simulated, real), held, strict=True)
     blamed, measured = (attribute_waiting(trace, by_links).caused_s for trace, by_links in both)
+    if real.real_rank is not None:
+        real, simulated = (only_rank(trace, real.real_rank) for trace in (real, simulated))
     return Validation(
         schedule=simulated.plan.name,
         source=real.source,
@@ -264,12 +269,22 @@ def corrected(run: RunDirectory, machines: Calibrated | None, real: Trace) -> tu
 
 
 def finished_steps(trace: Trace) -> int:
-    """Return how many steps, from the first, every rank finished; loads and saves do not count."""
+    """Return how many steps, from the first, every real rank finished; loads and saves do not count."""
     finished = np.ones(trace.plan.n_steps, dtype=np.bool_)
+    ranks = slice(None) if trace.real_rank is None else [trace.real_rank]
     for each in occurrences(trace.plan):
         if lane_of(each.op).kind not in ("io", "save"):
-            finished[each.steps] &= np.isfinite(trace.end_s[each.rows]).all(axis=1)
+            finished[each.steps] &= np.isfinite(trace.end_s[each.rows][:, ranks]).all(axis=1)
     return int(np.logical_and.accumulate(finished).sum())
+
+
+def _where_real(simulated: Trace, real: Trace) -> Trace:
+    """Return what a simulation says of the times that one real rank and its peers have."""
+    known = np.isfinite(real.end_s)
+    ready_s, start_s, end_s = (
+        np.where(known, array, np.nan) for array in (simulated.ready_s, simulated.start_s, simulated.end_s)
+    )
+    return replace(simulated, ready_s=ready_s, start_s=start_s, end_s=end_s)
 
 
 def _kinds(real: Trace, simulated: Trace) -> tuple[OperationKind, ...]:
@@ -304,7 +319,7 @@ def _lengths(trace: Trace, rows: NDArray[np.int64], group: Group | None) -> _Sec
     if group is None:
         return _spans(trace, rows)
     ends_s = group.split(trace.end_s[rows], axis=1)
-    last_s = np.broadcast_to(ends_s.max(axis=2, keepdims=True), ends_s.shape)
+    last_s = np.broadcast_to(np.fmax.reduce(ends_s, axis=2, keepdims=True), ends_s.shape)
     return np.asarray(group.joined(last_s, axis=1) - trace.start_s[rows])
 
 

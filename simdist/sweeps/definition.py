@@ -122,7 +122,7 @@ class Sweep:
         cases: Settings that change together.
         sampling: Which points are taken.
         baseline: Label or kind of the schedule that speed-ups are over.
-        n_seeds: Seeds of delays that each row is measured with, counted up from the scenario's.
+        n_seeds: Number of seeds of delays that each row is measured with.
         engine: `auto` takes the fast engine wherever it is exact.
         time_limit_s: Seconds after which a row is given up.
     """

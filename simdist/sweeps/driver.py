@@ -34,10 +34,12 @@ from simdist.errors import RunError, ScenarioError, SimdistError
 from simdist.jobs.store import Store, read_remarks
 from simdist.jobs.workers import GUARD, LocalPool, Workers
 from simdist.machine import n_cores
+from simdist.scenario.recordings import kept
 from simdist.studies.known_delays import Chances
 from simdist.studies.remarks import Remark, documents
 from simdist.studies.uncertainty import quantities
 from simdist.sweeps.definition import Point, RowKey, Sweep
+from simdist.sweeps.fields import ARRAYS, kept_choice
 from simdist.sweeps.keys import code_version, key_of_point
 from simdist.sweeps.table import collected
 from simdist.sweeps.tasks import (
@@ -243,11 +245,12 @@ class _Driver:
             design.keys.extend(row.key for row in rows)
             design.n_of_points.append(len(rows))
             design.of_points.append(key_of_point([row.key for row in rows]))
+            choices = [choice and kept_choice(choice, self._store.folder) for choice in point.choices]
             of_point = {
                 "point": point.number,
                 "case": point.case,
-                "values": [choice.number if choice else None for choice in point.choices],
-                "written": [choice.written if choice else None for choice in point.choices],
+                "values": [choice.number if choice else None for choice in choices],
+                "written": [choice.written if choice else None for choice in choices],
             }
             for row in rows:
                 of_row = {"position": row.position, "schedule": row.label, "kind": row.kind, "key": row.key}
@@ -259,6 +262,7 @@ class _Driver:
     def _missing(self, design: _Design, missing: set[str], without_remarks: set[str]) -> Iterator[Task]:
         """Yield tasks with the rows and remarks that are missing; of equal rows, the first."""
         first = 0
+        arrays = self._store.folder.absolute() / ARRAYS
         of_points = zip(self._sweep.points(), design.n_of_points, design.of_points, strict=True)
         for point, n_rows, key in of_points:
             if not (missing or without_remarks):
@@ -274,7 +278,8 @@ class _Driver:
                 if row.key in missing:
                     missing.remove(row.key)
                     rows.append(row)
-            yield Task(point.number, tree, tuple(rows), key if key in without_remarks else "")
+            there = kept(tree, arrays, name=str(arrays))
+            yield Task(point.number, there, tuple(rows), key if key in without_remarks else "")
             without_remarks.discard(key)
 
     def _tree(self, point: Point) -> dict[str, Any]:

@@ -21,10 +21,14 @@ from pydantic.fields import FieldInfo
 
 from simdist.scenario import Scenario, strict_yaml
 from simdist.scenario.fields import BASED, beyond
+from simdist.scenario.recordings import kept
 from simdist.scenario.strict_yaml import Path, path_text
 from simdist.schedules import Schedule, settings_of_name
 from simdist.settings.base import Settings, shown
 from simdist.sweeps.keys import canonical
+
+#: The folder for arrays from Python in the folder of a sweep.
+ARRAYS = "arrays"
 
 _MAX_ITEMS = 16  # of a list that each get columns; a model has hundreds of tensors
 
@@ -40,6 +44,12 @@ class Choice:
 
     written: Any
     number: object
+
+
+def kept_choice(choice: Choice, folder: FilePath) -> Choice:
+    """Return a value with the arrays from Python that are in it as files in the folder of a sweep."""
+    written, number = (kept(each, folder / ARRAYS, name=ARRAYS) for each in (choice.written, choice.number))
+    return Choice(written, number)
 
 
 def replaced(tree: object, path: Path, value: object) -> Any:

@@ -46,7 +46,7 @@ class SweepFile(Settings):
         cases: Fields that change together: a mapping of paths to values for each case, and its `name`.
         sample: Which points are taken.
         baseline: Label or kind of the schedule that speed-ups are over; absent: `sync`, or else the first.
-        seeds: Of delays that each row is measured with, counted up from the scenario's.
+        seeds: Number of seeds of delays that each row is measured with.
         engine: `auto` takes the fast engine wherever it is exact.
         time_limit_s: Seconds after which a row is given up.
     """

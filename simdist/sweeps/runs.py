@@ -29,7 +29,7 @@ from simdist.studies.known_delays import Chances, remarks_on_run
 from simdist.studies.measuring import ScheduleTimes, times_of
 from simdist.studies.remarks import Remark
 from simdist.sweeps.definition import Point, Sweep
-from simdist.sweeps.fields import Choice, differing, fields_of, schedule_fields_of
+from simdist.sweeps.fields import Choice, differing, fields_of, kept_choice, schedule_fields_of
 from simdist.sweeps.table import (
     RUNS,
     ResultRow,
@@ -143,7 +143,7 @@ def write_plans(sweep: Sweep, folder: Path, *, progress: _Progress | None = None
             except (ScenarioError, PlanError, UnsupportedError) as error:
                 failed.append(f"point {point.number}, {row.label}: {error}")
             else:
-                _write_point(sweep, point, path.with_name(_POINT))
+                _write_point(sweep, point, path.with_name(_POINT), folder)
                 runs.append(path)
     return WrittenRuns(tuple(runs), tuple(failed))
 
@@ -168,10 +168,11 @@ def _write(scenario: Scenario, path: Path, *, name: str) -> None:
     run_directory.write(path, one, build(one, one.schedules[0]).plan, delays(one))
 
 
-def _write_point(sweep: Sweep, point: Point, path: Path) -> None:
+def _write_point(sweep: Sweep, point: Point, path: Path, folder: Path) -> None:
     """Write the settings of a point."""
     chosen = zip(sweep.fields, point.choices, strict=True)
-    planned = PlannedPoint(point.number, point.case, {of_sweep.column: each for of_sweep, each in chosen if each})
+    choices = {of_sweep.column: kept_choice(each, folder) for of_sweep, each in chosen if each}
+    planned = PlannedPoint(point.number, point.case, choices)
     with replacing(path) as part:
         part.write_text(planned.dumps(), encoding="utf-8")
 

@@ -27,6 +27,7 @@ from simdist.scenario import Scenario
 from simdist.scenario.strict_yaml import path_text
 from simdist.settings.base import FromFile
 from simdist.studies import facets
+from simdist.studies.comparison import open_step
 from simdist.studies.known_delays import Chances, chances_of, corrected
 from simdist.studies.measuring import ScheduleTimes, measure
 from simdist.studies.remarks import Remark, documents, remarks_of
@@ -60,7 +61,7 @@ class TaskBatch:
         folder: Files in scenarios are relative to it.
         digests: Hashes of files when rows were named, by their names in scenarios.
         tasks: Tasks to do.
-        n_seeds: Seeds of delays, counted up from the scenario's.
+        n_seeds: Number of seeds of delays.
         engine: `auto` takes the fast engine wherever it is exact.
         time_limit_s: Seconds after which a row is given up.
     """
@@ -138,7 +139,7 @@ def _remarks(scenario: Scenario | None, batch: TaskBatch) -> tuple[tuple[Remark,
         return (), Chances()
     try:
         with _limited(batch.time_limit_s):
-            return remarks_of(scenario), chances_of(scenario, batch.n_seeds)
+            return (*remarks_of(scenario), *open_step(scenario)), chances_of(scenario, batch.n_seeds)
     except Exception:  # rows tell it
         return (), Chances()
 

@@ -55,6 +55,7 @@ class Trace:
         late: Row -> late ranks. For an all-reduce that drops late ranks, these are the dropped ranks. For an `Enter`,
             these are the ranks that sat the step out because the others had completed it. Such a trace ends with the
             last result.
+        real_rank: The only real rank, if its peers were simulated. They have times in its collectives only.
     """
 
     plan: Plan
@@ -65,6 +66,7 @@ class Trace:
     run: str = ""
     links: LinkTable = field(default_factory=dict)
     late: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    real_rank: int | None = None
 
     def __post_init__(self) -> None:
         for name, array in zip(TIMES_OF_TRACE, (self.ready_s, self.start_s, self.end_s), strict=True):
@@ -95,7 +97,8 @@ class Trace:
             header (uint8 [length]): JSON as bytes: `format` (`simdist-trace-1`), `source` (program that wrote it),
                 `run` (unique name of a measurement), `links` (of misbehaving links: time from which, share of the rate
                 that is left, flows of other jobs), `late` (of dropped ranks: row of an all-reduce -> ranks that were
-                too late, row of an `enter` -> ranks that sat the step out) and `plan` (as in `plan.json`).
+                too late, row of an `enter` -> ranks that sat the step out), `real_rank` (the only real rank among
+                simulated peers) and `plan` (as in `plan.json`).
             ready_s, start_s, end_s (float64 [instances, world_size]): The host, the stream and buffers are ready for
                 it; it began (a collective when its last member is ready); it ended.
         """
@@ -103,7 +106,8 @@ class Trace:
         from simdist.plan.codec import dumps
 
         late = {str(row): ranks for row, ranks in sorted(self.late.items())}
-        some = {key: value for key, value in (("run", self.run), ("links", self.links), ("late", late)) if value}
+        only = {} if self.real_rank is None else {"real_rank": self.real_rank}
+        some = {key: value for key, value in (("run", self.run), ("links", self.links), ("late", late)) if value} | only
         write_with_header(path, {"format": _FORMAT, "source": self.source, **some, "plan": dumps(self.plan)}, arrays)
 
     @classmethod
@@ -117,18 +121,19 @@ class Trace:
 
         def check(
             header: dict[str, object], declared: Mapping[str, Declared]
-        ) -> tuple[Plan, str, str, LinkTable, Mapping[int, tuple[int, ...]]]:
+        ) -> tuple[Plan, str, str, LinkTable, Mapping[int, tuple[int, ...]], int | None]:
             plan = loads(str(header.get("plan")), name="plan")
             for name, found in declared.items():
                 _check_shape(plan, name, found)
             links = read_links(header.get("links", {}))
             late = _read_late(header.get("late", {}), plan)
-            return plan, str(header.get("source")), str(header.get("run", "")), links, late
+            real_rank = _read_rank(header.get("real_rank"), plan)
+            return plan, str(header.get("source")), str(header.get("run", "")), links, late, real_rank
 
-        (plan, source, run, links, late), (ready_s, start_s, end_s) = read_with_header(
+        (plan, source, run, links, late, real_rank), (ready_s, start_s, end_s) = read_with_header(
             path, _FORMAT, TIMES_OF_TRACE, check, what="a trace", hint=_WRITERS
         )
-        trace = cls(plan, ready_s, start_s, end_s, source, run, links, late)
+        trace = cls(plan, ready_s, start_s, end_s, source, run, links, late, real_rank)
         if problem := trace._disorder():
             raise TraceError(f"{path}: {problem}")
         return trace
@@ -239,6 +244,17 @@ def _read_late(raw: object, plan: Plan) -> dict[int, tuple[int, ...]]:
     except (AttributeError, TypeError, ValueError):
         pass
     raise TraceError("`late` is no table of the plan's all-reduces and the ranks that were late there")
+
+
+def _read_rank(raw: object, plan: Plan) -> int | None:
+    """Read the only real rank.
+
+    Raises:
+        TraceError: The plan has no such rank.
+    """
+    if raw is None or (isinstance(raw, int) and 0 <= raw < plan.world_size):
+        return raw
+    raise TraceError(f"`real_rank` is {raw!r}; the plan has ranks 0 to {plan.world_size - 1}")
 
 
 def write_with_header(

@@ -10,7 +10,7 @@ charges others in that earlier collective. Most ties mean that a whole node is l
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -63,7 +63,14 @@ def only_steps(trace: Trace, steps: range) -> Trace:
     ready_s, start_s, end_s = (
         np.where(did_run, array, np.nan) for array in (trace.ready_s, trace.start_s, trace.end_s)
     )
-    return Trace(trace.plan, ready_s, start_s, end_s, trace.source, links=trace.links, late=trace.late)
+    return replace(trace, ready_s=ready_s, start_s=start_s, end_s=end_s)
+
+
+def only_rank(trace: Trace, rank: int) -> Trace:
+    """Return a trace of the same plan in which only one rank ran."""
+    others = np.arange(trace.plan.world_size) != rank
+    ready_s, start_s, end_s = (np.where(others, np.nan, array) for array in (trace.ready_s, trace.start_s, trace.end_s))
+    return replace(trace, ready_s=ready_s, start_s=start_s, end_s=end_s)
 
 
 def first_steps(trace: Trace, n_steps: int) -> Trace:
@@ -76,7 +83,7 @@ def first_steps(trace: Trace, n_steps: int) -> Trace:
     stop = shorter.n_instances
     times_s = (trace.ready_s[:stop], trace.start_s[:stop], trace.end_s[:stop])
     late = {row: ranks for row, ranks in trace.late.items() if row < stop}
-    return Trace(shorter, *times_s, trace.source, links=trace.links, late=late)
+    return Trace(shorter, *times_s, trace.source, links=trace.links, late=late, real_rank=trace.real_rank)
 
 
 def injected_s(plan: Plan, delays: Delays) -> dict[Channel, _Seconds]:

@@ -4,8 +4,8 @@ A candidate is not simulated if a lower bound of its time shows that it would be
 of a search that simulates all.
 
 All candidates meet the same delays of the same seeds, starting with the scenario's own. The best of the search are
-simulated again with the seeds after those, which the search has not seen: the smallest of many noisy numbers is too
-small. The first numbers select the finalists, but the reported results do not depend on them.
+simulated again with seeds that the search has not seen: those of a study that begins with the next one. The smallest of
+many noisy numbers is too small. The first numbers select the finalists, but the reported results do not depend on them.
 
 A confidence interval is that of the mean over seeds. It is the error of the simulation, which more seeds reduce. If
 recordings are resampled, it expresses the uncertainty of the recording, which more seeds do not reduce. Deviations of

@@ -34,6 +34,7 @@ from simdist.learning.timing import TimedSchedule, timed
 from simdist.learning.training import TaskSetting, Trainer
 from simdist.plan import Plan
 from simdist.scenario import Scenario
+from simdist.scenario.sampling import run_seeds
 from simdist.settings.base import picked, plural, unchecked_copy
 from simdist.studies.remarks import Remark, remarks_of
 from simdist.tuning.constraints import broken
@@ -271,7 +272,7 @@ def tune_to_target(
     train = partial(train_schedules, task=task, trainer=trainer)
     order, rated, n_fell = race(entrants, train, target, every=task.evaluate_every, n_base=len(lr_factors))
     n_steps = trainer.n_steps
-    seed = scenario.seed + wanted.n_search_seeds
+    (seed,) = run_seeds(scenario.seed, 1, first=wanted.n_search_seeds)
     base = replace(base, lr_factor=rated.lr_factor)
     others = [each for each in order if (each.schedule, each.lr_factor) != (base.schedule, base.lr_factor)]
     finals = [base, *others[:_N_FINALISTS]]

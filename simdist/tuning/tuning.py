@@ -18,6 +18,7 @@ from simdist.errors import ScenarioError
 from simdist.runs.building import Built, in_steps
 from simdist.runs.memory import not_counted
 from simdist.scenario import AnyScenario, Scenario, load
+from simdist.scenario.sampling import run_seeds
 from simdist.schedules import Schedule, Sync
 from simdist.settings.base import plural
 from simdist.settings.units import format_nbytes, format_seconds
@@ -240,7 +241,7 @@ def tune(scenario: AnyScenario, wanted: TuneOptions | None = None, *, progress: 
     drawn = found.runs.scenario
     n_fresh = wanted.n_seeds or (_SEEDS_OF_A_RECORDING if found.runs.recording else _SEEDS)
     n_seeds, n_search_seeds = (n_fresh, wanted.n_search_seeds) if drawn.is_random else (1, 1)
-    fresh = found.runs.from_seed(drawn.seed + n_search_seeds)
+    fresh = found.runs.from_seed(*run_seeds(drawn.seed, 1, first=n_search_seeds))
     again = [found.nearest] if found.nearest else finalists(found.evaluated, found.baseline.schedule)
 
     def measure_again(its: Scenario, built: Built) -> ScheduleTimes:

@@ -12,6 +12,7 @@ import dataclasses
 import io
 import json
 import re
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -269,8 +270,15 @@ def of_validations(study: Study, folder: Path) -> dict[str, Found]:
     ranges = {"network.latency": Range.model_validate({"from": f"{low} s", "to": f"{high} s"})}
     file = write(folder / "unsure-cluster.yaml", dump_cluster(cluster.model_copy(update={"uncertain": ranges})))
     unsure = result("validate", study.runs, "--cluster", file)["rows"]
+    servers = re.sub("(?s)schedules:.*", "schedules: [{kind: parameter_server, servers: 1, apart: true}]\n", CALM)
+    result("plan", write(folder / "apart.yaml", servers), "-o", folder / "apart")
+    one = Path(shutil.copytree(run_directory.find(study.runs)[0], folder / "one-real-rank"))
+    trace = run_directory.read_trace(one / run_directory.REAL)
+    run_directory.save_trace(dataclasses.replace(trace, real_rank=0), one / run_directory.REAL)
+    unsure += result("validate", one)["rows"]
     return {
         "A validated run": keys(rows + unsure),
+        "A run that is only simulated": keys(result("validate", folder / "apart")["rows"]),
         "A kind of operation, simulated and measured": keys(each(rows, "kinds")),
         "Injected delays": keys(each(rows, "injections")),
         "The blame of a rank": keys(each(rows, "blames")),

@@ -226,7 +226,7 @@ def test_arguments_have_types_meanings_and_links(site: Site) -> None:
     of_arrays = site.text("reference/api/simdist.studies.measuring")
     assert "NDArray" in of_arrays
     assert "ndarray[" not in re.sub(r"<[^>]*>", "", of_arrays)
-    assert re.search(r"<strong>n_seeds</strong>\s*–\s*Seeds, counted up from the scenario’s", text)
+    assert re.search(r"<strong>n_seeds</strong>\s*–\s*Number of seeds, see", text)
     assert 'href="simdist.scenario.html#simdist.scenario.Scenario"' in text
 
 

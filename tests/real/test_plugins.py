@@ -1,4 +1,4 @@
-"""A schedule, a disturbance and an algorithm of a user's own, performed by real ranks and learned with."""
+"""A schedule and a disturbance of a user's own, performed by real ranks and learned with; an algorithm, refused."""
 
 import json
 import re
@@ -25,7 +25,7 @@ workload:
   backward: 2 ms
 steps: 8
 disturbances: [{kind: 'node_sgd:Maintenance', interval: 4, delay: 20 ms}]
-schedules: [{kind: 'node_sgd:NodeSGD', period: 4, algorithm: 'node_sgd:STAR'}]
+schedules: [{kind: 'node_sgd:NodeSGD', period: 4}]
 """
 
 
@@ -43,6 +43,21 @@ def test_two_ranks_perform_it_and_the_measurement_is_validated(
     assert trace.plan.n_steps == 8
     found = json.loads(call(capsys, "validate", tmp_path / "run", "--json").out)
     assert [row["schedule"] for row in found["rows"]] == ["node-4"]
+
+
+def test_an_algorithm_of_ones_own_is_refused_with_what_why_and_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLE)
+    scenario = loads(TWO_RANKS.replace("period: 4", "period: 4, algorithm: 'node_sgd:STAR'"))
+    run_directory.write(tmp_path / "run", scenario, build(scenario, scenario.schedules[0]).plan, delays(scenario))
+    (ending,) = run(run_as_main, 1, "real", True, str(tmp_path / "run")).values()
+    assert ending.code == 1
+    assert ending.output.splitlines()[-1] == (
+        f"real: rank 0: error: {tmp_path / 'run'}: all_reduce(flat, mean over group of 2, node_sgd:STAR) takes an "
+        f"algorithm of your own, which can be simulated only: real ranks take those of gloo and NCCL; leave "
+        f"`algorithm` out, or leave this run out"
+    )
 
 
 def test_a_model_learns_under_it(

@@ -141,6 +141,18 @@ def test_run_directories_are_simulated_shown_and_exported(file: Path, tmp_path: 
     assert sum(1 for _ in read_trace(next((tmp_path / "chakra").glob("*.et")))) > 0
 
 
+def test_validate_marks_what_is_only_simulated(names: dict[str, str], file: Path, tmp_path: Path, run) -> None:
+    runs = tmp_path / "runs"
+    run("plan", file, "--schedule", "local-4", "-o", runs)
+    answer = run("validate", runs)
+    assert answer.out.startswith(
+        f"local-4: only simulated: all_reduce(flat, mean over group of 8, {names['algorithm']}) takes an algorithm "
+    )
+    (row,) = json.loads(run("validate", runs, "--json").out)["rows"]
+    assert (row["schedule"], row["run"]) == ("local-4", str(runs / "local-4"))
+    assert "takes an algorithm of your own, which can be simulated only" in row["only_simulated"]
+
+
 def test_whatif_tells_what_stragglers_cost_under_it(file: Path, run) -> None:
     found = json.loads(run("whatif", file, "--schedule", "node-4", "--json").out)
     assert found["schedule"] == "node-4"

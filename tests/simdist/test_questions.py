@@ -67,3 +67,15 @@ def test_what_only_follows_from_settings_is_no_warning() -> None:
 def test_limits_of_tune_are_refused_by_their_names(limits: dict[str, str], what: str) -> None:
     with pytest.raises(ScenarioError, match=what):
         simdist.tune(JOB, **limits)
+
+
+@pytest.mark.parametrize("number", [True, 2.5, "2", None])
+def test_numbers_of_runs_are_whole(number: object) -> None:
+    asked = [
+        lambda: simdist.compare(JOB, n_seeds=number),
+        lambda: simdist.compare(JOB, n_seeds=1, warm_up=number),
+        lambda: simdist.whatif(JOB, n_runs=number),
+    ]
+    for name, ask in zip(("n_seeds", "warm_up", "n_runs"), asked, strict=True):
+        with pytest.raises(ScenarioError, match=f"{name}: .* is not a whole number"):
+            ask()

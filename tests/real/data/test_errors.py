@@ -140,7 +140,6 @@ def test_labels_are_those_that_the_model_has_outputs_for() -> None:
 
 
 def test_a_model_with_too_few_outputs_is_refused_before_the_run(tmp_path: Path) -> None:
-    connection = types.SimpleNamespace(place=types.SimpleNamespace(rank=0), device=torch.device("cpu"))
     source = types.SimpleNamespace(
         sources=types.SimpleNamespace(shape=(1000,), index=labelled([0, 639])),
         options=types.SimpleNamespace(url="/set"),
@@ -152,6 +151,8 @@ def test_a_model_with_too_few_outputs_is_refused_before_the_run(tmp_path: Path) 
     def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
         return torch.zeros(3, 1000), torch.zeros(3)
 
-    make = jobs.model_maker(connection, written(tmp_path / "run"), job, source, precision="fp32", checkpoints=None)
+    make = jobs.model_maker(
+        0, torch.device("cpu"), written(tmp_path / "run"), job, source, precision="fp32", checkpoints=None
+    )
     with pytest.raises(ScenarioError, match=r"labels go up to 639, the model has 10 outputs: number the classes below"):
         make(None, None)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import types
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -455,8 +454,7 @@ def test_a_model_computes_with_its_batch_while_the_next_one_comes(tmp_path: Path
 def program_of(run: run_directory.RunDirectory, rank: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[float]]:
     slept: list[float] = []
     monkeypatch.setattr(emulated, "sleep_s", lambda seconds, _interrupted: slept.append(seconds))
-    connection = types.SimpleNamespace(place=types.SimpleNamespace(rank=rank), device=CPU)
-    make = jobs.emulated_maker(connection, run, None, None)
+    make = jobs.emulated_maker(rank, CPU, run, None, None)
     return make(Memory(run.plan, CPU, ()), threading.Event()), slept
 
 

@@ -12,7 +12,7 @@ from timeouts import TIMEOUT_S
 from trainings import Training, by_arrival, by_plan, comes_alone, in_virtual_world, loss
 
 from real.collectives.first_come import ArrivalClient, ArrivalServer
-from real.collectives.worlds import check_servers
+from real.collectives.worlds import check_performable
 from real.execution import virtual
 from real.loops.plans import check_shape
 from simdist.errors import RunError, UnsupportedError
@@ -68,8 +68,8 @@ def test_all_reduce_among_the_first_is_refused_before_anything_runs() -> None:
     with pytest.raises(
         RunError, match=r"without the last 1.* which can be simulated only: .* let ranks come to servers"
     ):
-        check_servers(plan)
-    check_servers(plan_of(BackupWorkers(backup=1), Training()))
+        check_performable(plan)
+    check_performable(plan_of(BackupWorkers(backup=1), Training()))
 
 
 def test_without_backup_values_are_those_of_synchronous_sgd(pool: Pool) -> None:

@@ -15,6 +15,7 @@ from simdist import scenario
 from simdist.cost import Costs
 from simdist.plan import LEVELS, Plan
 from simdist.runs import building, run_directory
+from simdist.scenario.sampling import run_seeds
 from simdist.studies.columns import shown_epochs
 from simdist.studies.comparison import compare
 from simdist.studies.epoch_bounds import epoch_limits
@@ -408,7 +409,8 @@ def test_epochs_are_averaged_over_seeds(tmp_path):
     read = scenario.load(write(tmp_path / "s.yaml", text))
     (row, *_) = compare(read, n_seeds=3)
     of_seeds = [
-        find_epochs(building.simulate(read.model_copy(update={"seed": seed}), label="sync")) for seed in range(3)
+        find_epochs(building.simulate(read.model_copy(update={"seed": seed}), label="sync"))
+        for seed in run_seeds(read.seed, 3)
     ]
     for number, epoch in enumerate(row.of(EPOCHS).epochs):
         same = [each.epochs[number] for each in of_seeds]

@@ -14,6 +14,7 @@ from simdist.learning.curves import parse_target
 from simdist.plan.walk import drops_late
 from simdist.runs.building import build, delays
 from simdist.scenario import load
+from simdist.scenario.sampling import run_seeds
 from simdist.studies.comparison import compare
 from simdist.traces.waiting import step_end_s
 
@@ -58,8 +59,8 @@ def test_steps_and_seconds_to_the_target_are_those_of_curves_and_traces(learn, s
     document, job = json.loads(answer.out), load(scenario)
     found_s = {}
     for row, schedule in zip(document["rows"][:2], job.schedules[:2], strict=True):
-        seeds = range(job.seed, job.seed + 5)
-        steps = [steps_to(TAUS[schedule.name] + 0.1 * seed, 0.9, 3) for seed in seeds]
+        seeds = run_seeds(job.seed, 5)
+        steps = [steps_to(TAUS[schedule.name] + learners.more_tau(seed), 0.9, 3) for seed in seeds]
         ends_s = []
         for seed, n_steps in zip(seeds, steps, strict=True):
             one = job.model_copy(update={"seed": seed})

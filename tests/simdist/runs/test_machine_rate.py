@@ -1,10 +1,12 @@
 """The measured rate of one machine as an input of a scenario."""
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from simdist.cost.compute import compute_s
 from simdist.errors import ScenarioError
-from simdist.runs.building import lost_share
+from simdist.runs.building import delay_sampler, lost_share
 from simdist.scenario import Interference, Scenario, load, loads
 from simdist.studies.comparison import compare
 from simdist.studies.remarks import remarks_of
@@ -131,19 +133,39 @@ def test_ranks_of_a_rate_fill_machines():
         Interference(lost=0.1, rate_ranks=8)
 
 
-def test_a_utilization_of_a_machine_contains_its_typical_loss():
-    def lost(ranks: int) -> tuple[float, list[str]]:
-        workload = {"preset": "llama3-8b", "utilization": {"bf16": "40%"}, "utilization_ranks": ranks}
-        typical = [{"kind": "interference", "typical": True}]
-        cluster = {"preset": "dgx-h100", "nodes": 1}
-        rest = {"disturbances": typical, "schedules": ["fsdp"], "steps": 2}
-        found = load({"cluster": cluster, "workload": workload, **rest})
-        return lost_share(found, Interference(typical=True)), list(map(str, remarks_of(found)))
+def of_rate(ranks: int, *, nodes: int = 1, steps: int = 2, noise: float = 0.5) -> Scenario:
+    workload = {"preset": "llama3-8b", "utilization": {"bf16": "40%"}, "utilization_ranks": ranks}
+    typical = [{"kind": "interference", "typical": True, "noise": noise}]
+    cluster = {"preset": "dgx-h100", "nodes": nodes}
+    rest = {"disturbances": typical, "schedules": ["fsdp"], "steps": steps}
+    return load({"cluster": cluster, "workload": workload, **rest})
 
-    assert lost(1)[0] == 0.015
-    share, remarks = lost(8)
-    assert share == 0
-    assert any("typical losses of a machine are not added" in each for each in remarks)
+
+def test_a_utilization_of_several_gpus_contains_their_typical_loss():
+    said = "typical losses of a machine are not added, because workload.utilization is that of {} GPUs together"
+    assert lost_share(of_rate(1), Interference(typical=True)) == 0.015
+    for ranks in (2, 8):
+        assert lost_share(of_rate(ranks), Interference(typical=True)) == 0
+        assert any(said.format(ranks) in str(each) for each in remarks_of(of_rate(ranks)))
+    assert str(remarks_of(of_rate(8))[-1]).endswith("8 GPUs together and contains them")
+    assert str(remarks_of(of_rate(8, nodes=4))[-1]).endswith("contains them; waiting for the slowest of 32 GPUs is")
+
+
+def test_more_gpus_than_those_of_a_utilization_wait_for_the_slowest():
+    """Of the longest of 32 exponential delays, that of 8 is in the utilization."""
+    found = of_rate(8, nodes=4, steps=2000)
+    delays = delay_sampler(found, [0]).take(found.steps)
+    harmonic = {n: sum(1 / i for i in range(1, n + 1)) for n in (8, 32)}
+    alone_s = float(compute_s(found.workload, found.cluster)[0])
+    more_s = 0.5 * 0.015 * alone_s * (harmonic[32] - harmonic[8]) / harmonic[8]
+    longest_s = sum(np.asarray(delays[name]).max(axis=-1).mean() for name in delays)
+    assert longest_s == pytest.approx(more_s, rel=0.05)
+
+
+@pytest.mark.parametrize(("ranks", "nodes", "noise"), [(8, 1, 0.5), (32, 4, 0.5), (64, 4, 0.5), (8, 4, 0.0)])
+def test_no_more_gpus_or_no_noise_add_nothing_to_a_utilization(ranks, nodes, noise):
+    found = of_rate(ranks, nodes=nodes, noise=noise)
+    assert step_s(found) == step_s(found.changed(disturbances=[]))
 
 
 def test_a_rate_of_a_machine_that_holds_no_copy_of_the_model_asks_for_its_ranks():

@@ -10,9 +10,10 @@ from simdist import scenario
 from simdist.errors import ScenarioError, UnsupportedError
 from simdist.runs.building import build, delay_sampler
 from simdist.scenario.cluster import Disk
+from simdist.scenario.sampling import run_seeds
 from simdist.studies.comparison import compare, find_baseline, row, too_few_seeds
 from simdist.studies.facets import ADDED
-from simdist.studies.measuring import ScheduleTimes, measure
+from simdist.studies.measuring import ScheduleTimes, measure, step_times_s
 from simdist.studies.remarks import documents
 
 STATES = ("compute", "comm", "wait", "io", "host")
@@ -216,12 +217,23 @@ def test_every_schedule_meets_the_same_delays():
         assert (untouched == expected).all()
 
 
-def test_seeds_count_up_from_that_of_the_scenario():
-    chosen = small()
-    built = build(chosen, chosen.schedules[0])
-    together = measure(chosen, built, n_seeds=4).step_s
-    later = measure(chosen.model_copy(update={"seed": 2}), built, n_seeds=2).step_s
-    assert together[2:].tolist() == later.tolist()
+@pytest.mark.parametrize("engine", ["fast", "des"])
+def test_the_seed_of_a_run_gives_the_same_run_again(engine):
+    chosen = small().changed(seed=5, steps=8, schedules=small().schedules[:2])
+    runs = compare(chosen, n_seeds=3, engine=engine).frame(per="seed")
+    assert runs.seed.tolist() == run_seeds(5, 3) * 2
+    for seed, of_seed in runs.groupby("seed"):
+        again = compare(chosen.changed(seed=int(seed)), n_seeds=1, engine=engine).frame(per="seed")
+        assert again.step_s.tolist() == of_seed.step_s.tolist()
+
+
+def test_studies_with_neighbouring_seeds_are_independent():
+    """If run k of a study had the study's seed plus k, the correlation would be 0.75."""
+    chosen, n_studies = small().changed(steps=4), 300
+    built = build(chosen, chosen.schedules[1])
+    means_s = [step_times_s(chosen.changed(seed=seed), built, n_seeds=4).mean() for seed in range(n_studies)]
+    correlation = np.corrcoef(means_s[:-1], means_s[1:])[0, 1]
+    assert abs(correlation) < 4 / np.sqrt(n_studies)
 
 
 def test_batches_of_seeds_do_not_change_any_number(monkeypatch):
@@ -270,7 +282,7 @@ def test_delays_are_drawn_once_for_all_schedules_if_they_are_few(most_values, n_
     monkeypatch.setattr("simdist.studies.draws.delay_sampler", counting)
     monkeypatch.setattr("simdist.studies.draws._MOST_KEPT_VALUES", most_values)
     assert [each.as_simulated.step_s.mean() for each in compare(small(), n_seeds=3).measured] == apart
-    assert drawn == [[0, 1, 2]] * n_draws
+    assert drawn == [run_seeds(0, 3)] * n_draws
 
 
 @pytest.mark.parametrize("engine", ["fast", "des"])

@@ -7,7 +7,7 @@ from simdist import scenario
 from simdist.runs.building import build
 from simdist.scenario.disturbances import Bursts, Drawn, HeavyTail, Jitter, Pauses, Transient
 from simdist.scenario.expectations import expected_delays, is_heavy, long_delay_s, share_of_largest
-from simdist.scenario.sampling import sampler
+from simdist.scenario.sampling import run_seeds, sampler
 from simdist.studies.comparison import compare
 from simdist.studies.known_delays import corrected, known_delays
 from simdist.studies.measuring import measure
@@ -180,7 +180,7 @@ def test_runs_that_do_not_differ_have_no_interval_where_chance_is_unknown() -> N
 
 def test_delays_of_a_disturbance_are_counted_alone() -> None:
     both = scenario_with("{kind: exponential, mean: 1 ms}, {kind: transient, probability: 0.5%, delay: 1 s}")
-    (found,) = known_delays(both, 4)
+    (found,) = known_delays(both, run_seeds(0, 4))
     assert found.index == 1
     assert found.drawn_s == pytest.approx(found.n_late * 1.0)
     assert found.n_expected == pytest.approx(4 * 8 * 40 * 0.005)

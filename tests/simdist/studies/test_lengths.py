@@ -6,6 +6,7 @@ import pytest
 from simdist import scenario
 from simdist.errors import ScenarioError
 from simdist.runs.building import build
+from simdist.scenario.sampling import run_seeds
 from simdist.studies.comparison import compare
 from simdist.studies.measuring import measure
 
@@ -28,6 +29,28 @@ def test_a_short_run_without_its_warm_up_takes_the_step_of_a_long_run() -> None:
     short = calm.changed(steps=12)
     assert [row.step_s for row in compare(short, n_seeds=1, warm_up=8)] == pytest.approx(period_s, rel=1e-9)
     assert compare(short, n_seeds=1)[1].step_s > 1.01 * period_s[1]
+
+
+def test_facets_are_of_the_same_steps_as_the_means() -> None:
+    slow = [{"kind": "persistent", "on": "link", "link": "nic_out", "nodes": [1], "share": 0.5}]
+    calm = scenario.loads(SCENARIO).changed(
+        {"cluster.disk": {"read": "1 GB/s", "write": "100 MB/s"}},
+        disturbances=slow,
+        checkpoint={"every": 4, "size": "2 MB", "to": "disk"},
+        train_for=1000,
+        schedules=["sync", "backup-1"],
+    )
+    long, short = (
+        compare(calm.changed(steps=n_steps), n_seeds=1, warm_up=warm_up) for n_steps, warm_up in ((200, 100), (12, 8))
+    )
+    for ours, theirs in zip(short, long, strict=True):
+        found, wanted = ours.document(), theirs.document()
+        assert found["added_s"] == pytest.approx(wanted["added_s"], rel=1e-6)
+        assert found["links_s"] == pytest.approx(wanted["links_s"], rel=1e-6)
+        assert found["job_s"] == pytest.approx(1000 * ours.step_s)
+        assert found.get("gradients_used") == wanted.get("gradients_used")
+    without_file = compare(calm.changed(steps=10), n_seeds=1, warm_up=8)  # the last one is that of step 8
+    assert without_file[0].document()["added_s"]["checkpoints"] == pytest.approx(0, abs=1e-9)
 
 
 def test_steps_that_are_left_out_are_those_of_the_same_seeds() -> None:
@@ -73,7 +96,7 @@ def test_a_frame_per_seed_has_the_times_of_every_run_as_simulated() -> None:
     rows = compare(rare, n_seeds=3)
     found = rows.frame(per="seed")
     assert found.columns[:4].tolist() == ["schedule", "seed", "step_s", "speedup"]
-    assert found.seed.tolist() == [0, 1, 2] * 2
+    assert found.seed.tolist() == run_seeds(0, 3) * 2
     for schedule in rare.schedules:
         own = found[found.schedule == schedule.name]
         assert own.step_s.tolist() == measure(rare, build(rare, schedule), n_seeds=3).step_s.tolist()

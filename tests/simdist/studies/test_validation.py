@@ -14,6 +14,7 @@ import pytest
 from commandline import LABELS, call, edited, write
 from traces import plan_of, trace_of
 
+from simdist.engines.peers import trace_of_rank
 from simdist.errors import TraceError
 from simdist.plan import AllReduce, Backward, Delay, Forward, Wait, occurrences
 from simdist.plan.group import Group
@@ -55,6 +56,32 @@ def pair(simulated: list, measured: list) -> tuple[Trace, Trace]:
 
 def kinds(validation: Validation) -> dict:
     return {kind.op: kind for kind in validation.kinds}
+
+
+def one_real(simulated: Trace, late_s: float) -> Trace:
+    """Return the trace of rank 1 among simulated peers if it is late for its only collective, in step 1."""
+    row = next(each.rows[1] for each in occurrences(simulated.plan) if isinstance(each.op, AllReduce))
+    times_s = np.stack([simulated.ready_s[:, 1], simulated.end_s[:, 1]])
+    times_s[0, row:] += late_s
+    times_s[1, row:] += late_s
+    rows = [each.rows for each in occurrences(simulated.plan) if isinstance(each.op, AllReduce)]
+    return trace_of_rank(simulated, 1, times_s, times_s[1, np.concatenate(rows)], "real rank 1")
+
+
+def test_one_real_rank_is_compared_where_it_was_real(tmp_path):
+    scenario = loads(edited(("probability: 10%", "probability: 0%"), ("steps: 12", "steps: 2")))
+    simulated = simulate(scenario)
+    late_s = 0.5
+    for measured, lateness_s in ((one_real(simulated, 0.0), 0.0), (one_real(simulated, late_s), late_s)):
+        measured.save(tmp_path / "trace.npz")
+        found = validate(Trace.load(tmp_path / "trace.npz"), simulated, delays(scenario))
+        assert found.n_steps == 2
+        assert found.measured_s == pytest.approx(found.simulated_s + lateness_s)
+        assert {kind.count for kind in found.kinds} == {2}
+        expected = [Blame(rank, 0.0, 7 * lateness_s if rank == 1 else 0.0) for rank in range(8)]
+        assert [(each.rank, each.measured_s) for each in found.blames] == [
+            (each.rank, pytest.approx(each.measured_s)) for each in expected
+        ]
 
 
 def test_equal_traces_have_no_errors():

@@ -1,20 +1,24 @@
 """Values from Python mean the same in every door: `load`, `changed`, the scenario of a sweep, its values and cases."""
 
+import tempfile
 from collections.abc import Callable
 from datetime import timedelta
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from pydantic import ValidationError
 
 import simdist
 from simdist.errors import ScenarioError
 from simdist.scenario import Scenario
 from simdist.schedules import LocalSGD, Sync
 from simdist.settings.base import FromFile
-from simdist.sweeps import load
+from simdist.sweeps import InProcess, load, read_results, sweep
 
 NETWORK = {"latency": "25 us", "bandwidth": "25 Gbit/s", "efficiency": 0.8}
 RARE = {"kind": "transient", "probability": 0.01, "delay": "1 s"}
@@ -110,6 +114,51 @@ SAME: dict[str, tuple[list[tuple[str, object]], Callable[[Scenario], object]]] =
 }
 
 
+#: Values that can be read once, or have more than one form: how they are made, and what is the same.
+ONCE: dict[str, tuple[str, Callable[[], object], object]] = {
+    "generator of schedules": ("schedules", lambda: (each for each in ("sync", "local-8")), ["sync", "local-8"]),
+    "set of ranks": ("disturbances[0].ranks", lambda: {2, 0}, [0, 2]),
+    "map of ranks": ("disturbances[0].ranks", lambda: map(int, "02"), [0, 2]),
+    "decimal": ("disturbances[0].delay_s", lambda: Decimal("0.25"), "250 ms"),
+    "fraction": ("disturbances[0].probability", lambda: Fraction(1, 4), 0.25),
+    "whole decimal": ("steps", lambda: Decimal(8), 8),
+    "generator of delays": (
+        "disturbances",
+        lambda: [{"kind": "drawn", "values": (each / 10 for each in range(3))}],
+        [{"kind": "drawn", "values": [0.0, 0.1, 0.2]}],
+    ),
+    "durations": (
+        "disturbances",
+        lambda: [{"kind": "recorded", "file": pd.DataFrame(np.full((8, 4), pd.Timedelta("50 ms")))}],
+        [{"kind": "recorded", "file": np.full((8, 4), 0.05)}],
+    ),
+    "array of durations": (
+        "disturbances",
+        lambda: [{"kind": "recorded", "file": np.full((8, 4), np.timedelta64(50, "ms"))}],
+        [{"kind": "recorded", "file": np.full((8, 4), 0.05)}],
+    ),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("case", ONCE)
+def test_values_of_other_types_mean_the_same_in_every_door(case: str, door: str) -> None:
+    path, value, same = ONCE[case]
+    of_values, of_same = (DOORS[door](path, each) for each in (value(), same))
+    assert (of_values.schedules, of_values.disturbances) == (of_same.schedules, of_same.disturbances)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    "table",
+    [np.full((8, 4), True), np.full((8, 4), 1j), np.ma.masked_less(np.eye(8, 4), 0.5)],
+    ids=["truth values", "complex numbers", "masked"],
+)
+def test_recording_of_other_than_seconds_is_refused(table: object, door: str) -> None:
+    with pytest.raises((ScenarioError, ValidationError), match=r"is not a recording|nan at step 0, rank 1"):
+        DOORS[door]("disturbances", [{"kind": "recorded", "file": table}])
+
+
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("case", SAME)
 def test_values_mean_the_same_in_every_door(case: str, door: str) -> None:
@@ -165,3 +214,23 @@ def test_function_that_fails_is_refused_with_its_error() -> None:
     failing = simdist.load(JOB | {"disturbances": [{"kind": "drawn", "quantile": lambda u: u.no_such_attribute}]})
     with pytest.raises(ScenarioError, match="quantile fails: AttributeError"):
         simdist.compare(failing, n_seeds=1)
+
+
+def test_arrays_of_a_sweep_are_kept_in_its_folder(tmp_path: Path) -> None:
+    tables = [np.zeros((8, 4)), np.full((8, 4), 0.05)]
+    base = JOB | {"disturbances": [{"kind": "recorded", "file": tables[0]}]}
+    files = "disturbances[0].file"
+    lists = [[{"kind": "recorded", "file": each}] for each in tables]
+    for folder, vary in (("files", {files: tables}), ("lists", {"disturbances": lists})):
+        sweep(load({"scenario": base, "vary": vary, "seeds": 1}), tmp_path / folder, workers=InProcess())
+        kept = sorted((tmp_path / folder / "arrays").iterdir())
+        assert sorted(np.load(each)["recording"].mean() for each in kept) == pytest.approx([0.0, 0.05])
+        design = (tmp_path / folder / "design.jsonl").read_text()
+        assert tempfile.gettempdir() + "/simdist-arrays" not in design
+        assert all(f"arrays/{each.name}" in design for each in kept)
+    found = read_results([tmp_path / "files"]).frame()
+    assert set(found[files]) == {f"arrays/{each.name}" for each in kept}
+    assert found.groupby(files, sort=False).step_s.first().diff().iloc[-1] == pytest.approx(0.05, rel=0.01)
+    copied = [str(tmp_path / "files" / each) for each in dict.fromkeys(found[files])]
+    resumed = load({"scenario": base, "vary": {files: copied}, "seeds": 1})
+    assert sweep(resumed, tmp_path / "files", workers=InProcess()).n_new == 0

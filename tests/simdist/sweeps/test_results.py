@@ -671,3 +671,17 @@ def test_a_damaged_point_is_a_row_that_failed(runs):
     table = frame(runs)
     assert table[table.point == "deep/n1"].failed.tolist() == ["TraceError"] * 2
     assert "is no point of a sweep" in table.error[0]
+
+
+def test_points_whose_gathers_span_many_machines_say_which_one_to_measure(tmp_path, capsys):
+    path = tmp_path / "sweep.yaml"
+    cluster = "{preset: dgx-a100, nodes: 2}"
+    workload = "{tensors: [{name: w, count: 1000}], batch_size: 1, forward: 1 ms}"
+    base = f"{{cluster: {cluster}, workload: {workload}, schedules: [fsdp, {{kind: hsdp, shard: 8}}], steps: 2}}"
+    path.write_text(f"scenario: {base}\nvary: {{cluster.nodes: [4, 8]}}\nseeds: 2\n")
+    folder = tmp_path / "out"
+    assert call(capsys, "sweep", path, "-o", folder, "--workers", 0).code == 0
+    (said,) = (each for each in read_results([folder]).remarks if each.place == "cluster.network.ring_step")
+    assert said.points == (1,)
+    assert str(said).startswith("unclear how long gathers over many machines take")
+    assert "an all-gather of 4 kB over 64 GPUs, and over half of them" in str(said)

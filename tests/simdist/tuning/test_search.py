@@ -11,6 +11,7 @@ from simdist.cost import compute_s
 from simdist.errors import ScenarioError
 from simdist.runs.building import build
 from simdist.scenario import loads
+from simdist.scenario.sampling import run_seeds
 from simdist.schedules import LocalSGD, Sync
 from simdist.stragglers import find_gains
 from simdist.studies import measuring
@@ -59,7 +60,7 @@ def measured(monkeypatch):
 
     def spied(simulate):
         def spy(scenario, built, *, n_seeds):
-            found.append((built.plan.digest(), tuple(range(scenario.seed, scenario.seed + n_seeds))))
+            found.append((built.plan.digest(), tuple(run_seeds(scenario.seed, n_seeds))))
             return simulate(scenario, built, n_seeds=n_seeds)
 
         return spy
@@ -157,8 +158,9 @@ def test_finalists_meet_seeds_that_the_search_has_not_seen_and_all_the_same_ones
     tuned = tune(small(LONGER), TuneOptions(Constraints(4), **FEW))
     seeds = [seeds for _, seeds in measured]
     searched, fresh = seeds[: -len(tuned.finalists)], seeds[-len(tuned.finalists) :]
-    assert set(searched) == {(1, 2, 3)}
-    assert set(fresh) == {(4, 5, 6, 7, 8, 9)}
+    assert set(searched) == {tuple(run_seeds(1, 3))}
+    assert set(fresh) == {tuple(run_seeds(*run_seeds(1, 1, first=3), 6))}
+    assert not set(*searched[:1]) & set(*fresh[:1])
 
 
 def test_equal_plans_are_simulated_once(measured):
@@ -390,7 +392,7 @@ def test_exchanges_further_apart_than_the_scenario_has_steps_are_refused(global_
 
 def test_too_few_seeds_are_not_nothing_to_gain():
     """With a rare and long pause, two seeds cannot tell; with a steady job, nothing gains, and that is sure."""
-    rare = small((TRANSIENT, "{kind: transient, probability: 1%, delay: 200 ms}"))
+    rare = small((TRANSIENT, "{kind: transient, probability: 1%, delay: 200 ms}")).changed(seed=2)
     only = Extras(only=("local_sgd",))
     unsure = tune(rare, TuneOptions(Constraints(2), only, n_seeds=2, n_search_seeds=1)).verdict
     assert (unsure.winner, unsure.outcome) == (None, "unsure")
