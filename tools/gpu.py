@@ -86,11 +86,12 @@ PARTS = (
         {"pytest": "pytest", "hypothesis": "hypothesis", "xdist": "pytest-xdist"},
     ),
     Part("plans", "plans of four ranks, simulated and performed", 90.0),
+    Part("sharding", "memory of sharded plans beside their column", 40.0),
     Part("selection", "kernels that select the largest entries", 30.0, {"triton": "triton"}),
     Part("single", "one process over NCCL beside DistributedDataParallel", 45.0),
     Part("profiled", "stragglers of a profiled job", 30.0),
     Part("delays", "delays on the stream of the device", 25.0),
-    Part("steps", "step times by batch size and precision", 110.0),
+    Part("steps", "step times by batch size and precision", 70.0),
 )
 
 
@@ -229,7 +230,10 @@ def machine(dry_run: bool) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Return the commit of this clone, with a + if files differ from it; None where there is no git or no history."""
+    """Return the commit of this clone, with a + if files differ from it; None where there is no git or no history.
+
+    Results of earlier runs do not count.
+    """
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         return None
 
@@ -238,7 +242,8 @@ def commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
 
     try:
-        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain") else "")
+        changed = git("status", "--porcelain", "--", ".", f":!{RESULTS.relative_to(ROOT)}")
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None
 
