@@ -4,11 +4,12 @@
 # **Question.** A schedule that averages rarely has short steps, and may learn less in each. Which schedule trains a
 # model soonest, and what does a small task say about a large one?
 #
-# **Answer.** It depends more on the data than on the cluster. If all ranks have similar data, local and hierarchical
-# SGD reach the target sooner than synchronous SGD, because their shorter steps outweigh a few more of them. If each
-# rank has its own kind of data, local SGD is later although its steps are the shortest, and hierarchical SGD cannot be
-# distinguished from synchronous SGD. Drift shows which schedule may lose. A bound based on drift is far above the truth
-# if drift costs nothing. A small task shows which terms matter, but not how much.
+# **Answer.** It depends more on the data than on the cluster. If all ranks have similar data, hierarchical SGD reaches
+# the target sooner than synchronous SGD: its steps are shorter, and it needs no more of them. Local SGD needs more, and
+# four seeds do not tell whether it is sooner. If each rank has its own kind of data, local SGD is later although its
+# steps are the shortest, and hierarchical SGD cannot be distinguished from synchronous SGD. Drift shows which schedule
+# may lose. A bound based on drift is far above the truth if drift costs nothing. A small task shows which terms matter,
+# but not how much.
 #
 # **Source.** The noise scale is that of [arXiv 1812.06162](https://arxiv.org/abs/1812.06162). Hierarchical SGD is
 # analysed by Wang, Wang, Chen and Ji, [arXiv 2010.12998](https://arxiv.org/abs/2010.12998). The bound below is not
@@ -37,6 +38,7 @@ from simdist.report.figures import panels
 from simdist.report.learning import learning_figure
 from simdist.report.palette import BLACK, BLUE, GREEN, VERMILLION
 from simdist.scenario import load
+from simdist.scenario.sampling import run_seeds
 from simdist.studies.columns import Column, factor_with_interval, seconds_with_interval
 from simdist.studies.tables import table_text
 
@@ -57,7 +59,7 @@ def recorded(name):
     rows = {(row["schedule"], row["seed"]): row for row in read_jsonl(Path(f"data/learning/{name}/rows.jsonl"))}
     setting, found = described(TaskFunctions(name, 0)), []
     for schedule in scenario.schedules:
-        keep = [rows[schedule.name, seed] for seed in range(N_SEEDS)]
+        keep = [rows[schedule.name, seed] for seed in run_seeds(scenario.seed, N_SEEDS)]
         curves = [Curve(**{field: row[field] for field in Curve.__dataclass_fields__}) for row in keep]
         found.append(Learned(timed(scenario, schedule, setting, n_seeds=N_SEEDS), curves))
     return found
@@ -112,10 +114,10 @@ for name, found in learned.items():
     print(table_text(f"{name}: {target}", columns, rows), end="\n\n")
 
 # %% [markdown]
-# By step all but top-k look alike: 1.3 to 1.4 times as fast. To the target, `digits` keeps 1.29 for hierarchical and
-# 1.21 for local SGD. Four seeds cannot distinguish DiLoCo from `sync`. On `split`, local SGD takes twice the steps and
-# loses. The intervals of hierarchical SGD and DiLoCo contain 1. Top-k loses on both tasks: its step is faster by a
-# sixth, but it needs three to four times the steps. The 95 % intervals of four seeds are wide.
+# By step all but top-k look alike: 1.3 to 1.4 times as fast. To the target, `digits` keeps 1.35 for hierarchical and
+# 1.09 for local SGD. Four seeds cannot distinguish local SGD and DiLoCo from `sync`. On `split`, local SGD takes twice
+# the steps and loses, and DiLoCo loses, too. The interval of hierarchical SGD contains 1. Top-k loses on both tasks:
+# its step is faster by a sixth, but it needs three to four times the steps. The 95 % intervals of four seeds are wide.
 
 # %% [markdown]
 # ## The terms of the theory
@@ -328,10 +330,11 @@ def steps(name, label):
 top_k = "hitopk-0.01-mstopk"
 step_gains = [each["speedup"] for label, each in reached["digits"].items() if label not in ("sync", top_k)]
 digits_gains = {label: each["target_speedup"] for label, each in reached["digits"].items()}
-assert holds_one("digits", "diloco-8")
+assert all(holds_one("digits", label) for label in ("local-8", "diloco-8"))
+assert steps("digits", "hsgd-2-4,8-world") < 1 < steps("digits", "local-8")
+assert reached["digits"]["hsgd-2-4,8-world"]["target_speedup_ci95"][0] > 1
 assert holds_one("split", "hsgd-2-4,8-world")
-assert holds_one("split", "diloco-8")
-assert reached["split"]["local-8"]["target_speedup_ci95"][1] < 1
+assert all(reached["split"][label]["target_speedup_ci95"][1] < 1 for label in ("local-8", "diloco-8"))
 assert all(reached[name][top_k]["target_speedup_ci95"][1] < 1 for name in reached)
 assert 1.9 < steps("split", "local-8") < 2.1
 assert 1 / 7 < reached["digits"][top_k]["speedup"] - 1 < 1 / 5

@@ -26,11 +26,12 @@ from real.data.storages import open_storage, read_storage_index
 from real.processes.beats import boot_id
 from real.processes.exit_codes import run_command
 from real.processes.launch import Connection, RankPlace, connect, place
+from real.programs.precision import AUTOCAST
 from real.recording.timing import share_cores
 from simdist.errors import RunError, ScenarioError
 from simdist.machine import n_cores
 from simdist.scenario import dump_cluster, dump_workload
-from simdist.settings.units import format_seconds, parse_Bps, parse_nbytes, parse_seconds
+from simdist.settings.units import format_nbytes, format_seconds, parse_Bps, parse_nbytes, parse_seconds
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -61,6 +62,10 @@ def _ops_of(text: str) -> tuple[OpName, ...]:
     return tuple(op for op in MEASURED_OPS if op in names)
 
 
+# The largest size without `--model` and `--max-size`, by backend; up to the second one, all sizes are measured.
+_LARGEST_NBYTES = {"nccl": 256 * 10**6, "gloo": 16 * 10**6}
+_SURE_NBYTES = 16 * 10**6
+
 _SIZE, _TIME, _RATE = (
     _Parsed(name, parse) for name, parse in (("size", parse_nbytes), ("time", parse_seconds), ("rate", parse_Bps))
 )
@@ -76,17 +81,23 @@ _SIZE, _TIME, _RATE = (
     "--ops",
     type=_Parsed("ops", _ops_of),
     default=",".join(MEASURED_OPS),
-    help="Collectives; links follow from all_reduce.",
+    help="Collectives; links follow from all_reduce, and tables also from all_gather and reduce_scatter.",
 )
 @click.option("min_nbytes", "--min-size", type=_SIZE, default="1 kB", help="Smallest; others are 4, 16, ... times it.")
-@click.option("max_nbytes", "--max-size", type=_SIZE, default="16 MB", help="Sizes go up to this.")
+@click.option(
+    "max_nbytes",
+    "--max-size",
+    type=_SIZE,
+    help="Sizes go up to this.  [default: as far as the budget allows, up to all bytes of the model; without one up to "
+    "256 MB with NCCL, and 16 MB with gloo]",
+)
 @click.option("budget_s", "--budget", type=_TIME, default="30 s", help="Of all repetitions; 3 of each in any case.")
 @click.option("gap_s", "--gap", type=_TIME, default="20 ms", help="Without traffic, before each repetition.")
 @click.option("--links", type=click.Choice(["table", "line"]), default="table", help="Form of links.")
 @click.option("rate_Bps", "--rate", type=_RATE, help='Stated rate of the network, for --links line: "25 Gbit/s".')
 @click.option("--model", help=f"Measure its steps, too: {', '.join(models.names())}.")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Of the model; else that of its preset.")
-@click.option("--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", help="Of the model.")
+@click.option("--precision", type=click.Choice(list(AUTOCAST)), default="fp32", help="Of the model.")
 @click.option("--workload", type=click.Path(path_type=Path), help="Workload file to write.")
 @click.option("--data", metavar="URL", help="A data set: measure storage, disk, memory and decoding.")
 @click.option("--cache", type=click.Path(path_type=Path), help="Folder on the local disk to measure; else temporary.")
@@ -102,8 +113,9 @@ def _command(**given: Any) -> None:
     # unless only a workload is wanted
     options.measures_links = bool(options.cluster or options.raw or not options.workload)
     here = place(os.environ)
-    sizes = _sizes_of(options.min_nbytes, options.max_nbytes)
     _check(options, here)
+    if options.max_nbytes is not None:
+        sizes_of(options.min_nbytes, options.max_nbytes)
     usual_batch_size = machine.preset_batch_size(options.model) if options.model else 1
     share_cores(here.local_world_size)
     with (
@@ -117,6 +129,7 @@ def _command(**given: Any) -> None:
         connection.guard.ending_on_sigterm(),
     ):
         nodes = _nodes(connection)
+        sizes = sizes_of(options.min_nbytes, options.max_nbytes or _largest(connection, options))
         connection.agree("what to measure", f"{options.ops} {sizes} {options.measures_links} {options.model}")
         if here.rank == 0:
             for path in filter(None, (options.cluster, options.raw, options.workload)):
@@ -131,11 +144,17 @@ def _command(**given: Any) -> None:
             _model(connection, options.model, options.workload, batch_size, options, measured)
 
 
-def _sizes_of(least: int, most: int) -> tuple[int, ...]:
-    """Return the sizes from `least` up to `most`, each 4 times the one before.
+def _largest(connection: Connection, options: SimpleNamespace) -> int:
+    """Return the largest size to measure if none is given."""
+    nbytes = machine.model_nbytes(options.model) if options.model else _LARGEST_NBYTES[connection.backend]
+    return max(nbytes, int(options.min_nbytes))
 
-    >>> _sizes_of(1000, 20_000)
-    (1000, 4000, 16000)
+
+def sizes_of(least: int, most: int) -> tuple[int, ...]:
+    """Return the sizes from `least` up to `most`, each 4 times the one before, and `most`.
+
+    >>> sizes_of(1000, 20_000)
+    (1000, 4000, 16000, 20000)
 
     Raises:
         ScenarioError: There are none.
@@ -145,7 +164,7 @@ def _sizes_of(least: int, most: int) -> tuple[int, ...]:
     sizes = [least]
     while sizes[-1] * 4 <= most:
         sizes.append(sizes[-1] * 4)
-    return tuple(sizes)
+    return tuple(dict.fromkeys([*sizes, most]))
 
 
 def _check(options: SimpleNamespace, here: RankPlace) -> None:
@@ -205,10 +224,16 @@ def _links(
         click.echo(f"measuring {len(todo)} operations: {about}", err=True)
     device = machine.measure_device(connection)
     cores = _cores(connection) if options.links == "line" and connection.backend == "gloo" else None
-    measurements = measure_task(connection, todo, budget_s=options.budget_s, gap_s=options.gap_s)
+    sure_nbytes = sizes[-1] if options.max_nbytes else _SURE_NBYTES
+    measurements = measure_task(
+        connection, todo, budget_s=options.budget_s, gap_s=options.gap_s, sure_nbytes=sure_nbytes
+    )
     calls = measure_calls(connection, measurements, gap_s=options.gap_s) if "all_reduce" in options.ops else None
     if here.rank != 0:
         return
+    if len(measurements) < len(todo):
+        left_out = format_nbytes(todo[len(measurements)].nbytes)
+        click.echo(f"the budget ends before {left_out}: raise --budget, or give --max-size", err=True)
     source = f"{measured}; gaps of {format_seconds(options.gap_s)}"
     if options.raw:
         raw = output.raw_results(

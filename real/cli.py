@@ -25,6 +25,7 @@ from real.execution.running import RunReport, check_world, perform_run
 from real.execution.simulated_peers import perform_among_simulated
 from real.processes.exit_codes import run_command
 from real.processes.launch import Connection, choose_device, connect, place
+from real.programs.precision import AUTOCAST
 from real.recording.recorder import forget, salvage
 from real.recording.timing import share_cores
 from simdist.engines.peers import trace_of_rank
@@ -33,6 +34,7 @@ from simdist.files import locked
 from simdist.plan import LEVELS
 from simdist.runs import run_directory
 from simdist.runs.run_directory import EMULATED, NO_LINKS, RunDirectory
+from simdist.settings.precision import Precision
 from simdist.settings.units import format_seconds
 from simdist.traces.reads import Reads
 from simdist.traces.trace import Trace
@@ -59,7 +61,9 @@ def main(args: Sequence[str] | None = None) -> int:
         f"or MODULE:FUNCTION."
     ),
 )
-@click.option("--precision", type=click.Choice(list(jobs.AUTOCAST)), default="fp32", help="Of a model.")
+@click.option(
+    "--precision", type=click.Choice(list(AUTOCAST)), help="Of a model.  [default: `precision` of the run's workload]"
+)
 @click.option("--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
 @click.option(
@@ -202,7 +206,7 @@ def _one(
                 build,
                 source,
                 name=options.program,
-                precision=options.precision,
+                precision=_precision(run, options),
                 checkpoints=options.checkpoints,
             )
             done = perform_run(connection, run.plan, run.delays, program, parts=parts, begins=begins)
@@ -235,7 +239,7 @@ def _one_among_simulated(run: RunDirectory, build: jobs.Build | None, options: S
         build,
         None,
         name=options.program,
-        precision=options.precision,
+        precision=_precision(run, options),
         checkpoints=options.checkpoints,
     )
     simulated, peers = jobs.simulate_peers(run, options.rank)
@@ -282,7 +286,13 @@ def _agree(connection: Connection, run: RunDirectory, options: SimpleNamespace) 
         connection.agree(name, hashlib.sha256(content).hexdigest())
     given = {"data": options.data, "checkpoints": options.checkpoints}
     traits = "".join(f" with {name}" for name, value in given.items() if value)
-    connection.agree("program", f"{options.program} {options.precision}{traits}")
+    connection.agree("program", f"{options.program} {_precision(run, options)}{traits}")
+
+
+def _precision(run: RunDirectory, options: SimpleNamespace) -> Precision:
+    """Return the precision of a model: the one asked for, or that of the workload."""
+    asked: Precision | None = options.precision
+    return asked or run.scenario.workload.precision
 
 
 def _save(

@@ -23,6 +23,7 @@ from real.programs.binding import Binding
 from real.programs.emulated import EmulatedProgram
 from real.programs.module import ModuleProgram
 from real.programs.optimizers import takes_ratios
+from real.programs.precision import compute_in
 from real.recording.timing import Sleeper
 from simdist.cost import Local, Resources, Shared, Varying, price
 from simdist.cost.costs import alone_s
@@ -34,10 +35,9 @@ from simdist.plan import Plan, ops
 from simdist.runs.calibrated import simulate_run
 from simdist.runs.run_directory import EMULATED, NO_LINKS, RunDirectory
 from simdist.runs.traffic import link_traffic
+from simdist.settings.precision import Precision
 from simdist.traces.peers import PeerArrivals
 from simdist.traces.trace import Trace
-
-AUTOCAST: Mapping[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 # Takes the traffic of the run, what its numbers of resources mean, and the node that this process is on. Inside the
 # block holds what holds from the beginning; its value is called with the moment when the run begins, by `now_s`.
@@ -169,7 +169,7 @@ def program_spec(
     source: InputReader | None,
     *,
     name: str,
-    precision: str,
+    precision: Precision,
     checkpoints: str | None,
 ) -> ProgramSpec:
     """Return the program of this rank, which is made once there is memory.
@@ -181,7 +181,7 @@ def program_spec(
         build: From `find_build`.
         source: Of samples; without one, a program that sleeps does so for loads as well, and a model has its own data.
         name: The name that `find_build` was given.
-        precision: Of a model, a key of `AUTOCAST`.
+        precision: Of a model.
         checkpoints: URL of the folder that they are written to; without one, a program that sleeps does so for them as
             well, and a model writes to the run directory.
     """
@@ -189,7 +189,7 @@ def program_spec(
     if build is None:
         return ProgramSpec(name, buffers, emulated_maker(rank, device, run, source, checkpoints))
     make = model_maker(rank, device, run, build, source, precision=precision, checkpoints=checkpoints)
-    return ProgramSpec(f"{name} {precision}", buffers, make, gives_back=True)
+    return ProgramSpec(f"{name} {precision}", buffers, make, precision=precision, gives_back=True)
 
 
 def emulated_maker(
@@ -216,12 +216,13 @@ def model_maker(
     build: Build,
     source: InputReader | None,
     *,
-    precision: str,
+    precision: Precision,
     checkpoints: str | None,
 ) -> MakeProgram:
     """Return what makes the program of this rank that trains a model; see `program_spec`."""
 
     def make(memory: Memory, _failed: threading.Event) -> Program:
+        autocast = compute_in(precision)
         lars = {"lars": True} if takes_ratios(run.plan) else {}
         wanted = {"batch_size": run.scenario.workload.batch_size, "device": device, "dtype": torch.float32, "seed": 0}
         try:
@@ -243,7 +244,7 @@ def model_maker(
             memory,
             device=device,
             rank=rank,
-            autocast=AUTOCAST[precision],
+            autocast=autocast,
             save=CheckpointFiles(checkpoints or str(run.path / "saved"), rank).write if run.plan.has_saves else None,
             feed=source and BatchFeed(run.plan, source, memory),
             max_norm=job.max_norm,

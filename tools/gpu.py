@@ -86,11 +86,12 @@ PARTS = (
         {"pytest": "pytest", "hypothesis": "hypothesis", "xdist": "pytest-xdist"},
     ),
     Part("plans", "plans of four ranks, simulated and performed", 90.0),
+    Part("sharding", "memory of sharded plans beside their column", 40.0),
     Part("selection", "kernels that select the largest entries", 30.0, {"triton": "triton"}),
     Part("single", "one process over NCCL beside DistributedDataParallel", 45.0),
     Part("profiled", "stragglers of a profiled job", 30.0),
     Part("delays", "delays on the stream of the device", 25.0),
-    Part("steps", "step times by batch size and precision", 110.0),
+    Part("steps", "step times by batch size and precision", 70.0),
 )
 
 

@@ -108,6 +108,22 @@ def plans_sentence(rows: Rows) -> str:
     )
 
 
+def sharding(rows: Rows) -> list[str]:
+    """Memory of sharded plans."""
+    headings = ("schedule", "column `memory`", "allocated", "error", "all buffers")
+    cells = [
+        (
+            row["schedule"],
+            f"{row['column_MB']:,.1f} MB",
+            f"{row['allocated_MB']:,.1f} MB",
+            f"{row['error']:+.1%}",
+            f"{row['all_buffers_MB']:,.1f} MB",
+        )
+        for row in rows
+    ]
+    return table(headings, cells)
+
+
 def selection(rows: Rows) -> list[str]:
     """Times, shares of the floor, recall and invariants."""
     headings = ("elements", "type", "density", "method", "time", "share of the floor", "recall", "k, residual")
@@ -236,6 +252,7 @@ def steps(rows: Rows) -> list[str]:
 PARTS = {
     "suite": suite,
     "plans": plans,
+    "sharding": sharding,
     "selection": selection,
     "single": single,
     "profiled": profiled,

@@ -57,7 +57,9 @@ def _curve(job, precision: str, batch_sizes: tuple[int, ...], device) -> Iterato
     """Yield a row per batch size, until one does not fit or takes long."""
     import torch
 
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    from real.programs.precision import compute_in
+
+    compute_in(precision)
     inputs, targets = job.batch(0, 0)
     module = job.module.to(device)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9)

@@ -1,13 +1,12 @@
 """What the host takes for a call of a collective, by whether the program waits for the result.
 
 A program that waits finds its GPU idle at each call, so the host's time comes on top of what the GPU does. In a loop
-whose host runs ahead, calls are queued, and the GPU works meanwhile. `real.calibrate` waits for each repetition.
+whose host runs ahead, calls are queued, and the GPU works meanwhile.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from real.calibration.tables import Measurement
 from real.recording.timing import now_s
 from simdist.settings.units import format_seconds
 
@@ -53,11 +52,3 @@ def queued_s(act: Callable[[], None], wait: Callable[[], None]) -> tuple[float, 
     called_s = now_s()
     wait()
     return (called_s - begin_s) / _N_CALLS, (now_s() - begin_s) / _N_CALLS
-
-
-def without_waiting(measurements: Sequence[Measurement], calls: CallTimes) -> list[Measurement]:
-    """Return the measurements as if calls had been queued: none is shorter than the smallest queued call."""
-    return [
-        replace(each, seconds=tuple(max(seconds - calls.waiting_s, calls.queued_s) for seconds in each.seconds))
-        for each in measurements
-    ]

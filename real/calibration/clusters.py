@@ -2,16 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
-from real.calibration.calls import CallTimes, without_waiting
+from real.calibration.calls import CallTimes
 from real.calibration.line_fit import Fit, fit
-from real.calibration.tables import Hop, Measurement, hops, is_flat_at_end, line, link_table
+from real.calibration.tables import Hop, Measurement, RingOp, Where, hops, line, link_table
 from simdist.runs.nccl_tests import NcclTable, ring_step_s
-from simdist.scenario import Cluster, Device, Library, Link
+from simdist.scenario import Cluster, Device, Library, Link, TablePoint
 from simdist.scenario.cluster import ClusterCollectives, ClusterHost
+from simdist.scenario.link import ends_flat
 from simdist.scenario.uncertain import Range
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds
 
@@ -71,22 +72,22 @@ def derive(
     name: str,
     source: str,
 ) -> _Derived:
-    """Return the cluster that explains the all_reduces.
+    """Return the cluster that explains the collectives.
 
-    Tables come from the all_reduces inside nodes, and from those between one rank of each node. Lines are fitted to
+    Tables come from the collectives inside nodes, and from those between one rank of each node. Lines are fitted to
     these and to those of the world together, with gloo also to reduce_scatters and all_gathers. Groups that use the
     network at the same time share it unevenly, so they are less informative.
 
-    With times of calls, links are those of queued calls, and the overhead of a collective has what waiting adds.
+    With times of calls, the overhead of a collective has what waiting adds.
 
     Raises:
         ScenarioError: Too few sizes were measured, or times do not grow with them.
     """
     rate_Bps = form.rate_Bps
-    if form.calls:
-        measurements = without_waiting(measurements, form.calls)
-    fabric, fabric_notes = _link("fabric", hops(measurements, "node"), LinkForm(form.links))
-    network, network_notes = _link("network", hops(measurements, "one per node"), LinkForm(form.links, rate_Bps))
+    fabric, fabric_notes = _link("fabric", _hops(measurements, "node", library), LinkForm(form.links))
+    network, network_notes = _link(
+        "network", _hops(measurements, "one per node", library), LinkForm(form.links, rate_Bps)
+    )
     missing = _absent(nodes, ranks_per_node)
     cluster = Cluster(
         name=name,
@@ -201,19 +202,29 @@ def _fit_notes(fitted: Fit) -> list[str]:
     return [*notes, *(f"{each.task}: {100 * miss:+.1f} %" for each, miss in misses)]
 
 
-def _link(name: str, points: list[Hop], form: LinkForm) -> tuple[Link, list[str]]:
+def _hops(measurements: Sequence[Measurement], where: Where, library: Library) -> dict[str, list[Hop]]:
+    return {op: hops(measurements, where, op, library) for op in get_args(RingOp)}
+
+
+def _link(name: str, of_ops: dict[str, list[Hop]], form: LinkForm) -> tuple[Link, list[str]]:
     """Return the link, and notes on it."""
+    points = of_ops["all_reduce"]
     if not points:
         return Link.ideal(), []
     if form.links == "line":
         return line(points, form.rate_Bps), []
-    link = link_table(points)
-    return link, _table_notes(name, points, link)
+    others = {op: some for op, some in of_ops.items() if op != "all_reduce"}
+    link = link_table(points, others)
+    notes = _table_notes(name, points, link.table)
+    for key, table in link.tables.items():
+        notes += _table_notes(f"{name}, {key}", others[key], table) if table else []
+    return link, notes
 
 
-def _table_notes(name: str, points: list[Hop], link: Link) -> list[str]:
+def _table_notes(name: str, points: list[Hop], table: Sequence[TablePoint] | None) -> list[str]:
     """Name the points with times that differ from the measurement."""
-    pairs = zip(points, link.table or (), strict=True)
+    table = table or ()
+    pairs = zip(points, table, strict=True)
     moved = [
         f"{format_nbytes(hop.nbytes)} ({format_seconds(hop.time_s)})" for hop, at in pairs if hop.time_s != at.time_s
     ]
@@ -223,7 +234,7 @@ def _table_notes(name: str, points: list[Hop], link: Link) -> list[str]:
             f"warning: {name}: times shrink though sizes grow, among hops of {', '.join(moved)}: the table has their "
             f"means"
         )
-    if is_flat_at_end(link):
+    if ends_flat(table):
         notes.append(
             f"warning: {name}: the table ends flat, so larger messages would cost nothing more: measure again, with a "
             f"larger --max-size or --budget"

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 import torch
 
@@ -20,15 +19,15 @@ from real.kernels.lowrank import orthonormalize
 from real.processes.launch import Connection
 from real.programs.base import Program
 from real.programs.emulated import EmulatedProgram
+from real.programs.precision import compute_in
 from real.recording.timing import Sleeper, now_s
 from simdist.errors import ScenarioError
 from simdist.plan import Buffer, Plan, ops
 from simdist.plan.group import Group
 from simdist.scenario import Device, Workload, load_workload, presets
+from simdist.scenario.warnings import CALIBRATION
 from simdist.settings.base import plural
-from simdist.settings.precision import Utilization
-
-_Precision: TypeAlias = Literal["fp32", "bf16"]
+from simdist.settings.precision import Precision, Utilization
 
 # Several times the caches.
 _GPU_NBYTES = 2**29
@@ -78,7 +77,7 @@ def source(connection: Connection, n_nodes: int) -> str:
     world_size = connection.place.world_size
     ranks = f"{world_size} {plural(world_size, 'rank')} on {n_nodes} {plural(n_nodes, 'node')}"
     where = f"{platform.system()}, {_device_name(connection.device)}"
-    return f"measured by real.calibrate: {connection.backend}, torch {torch.__version__}, {ranks}, {where}"
+    return f"{CALIBRATION}: {connection.backend}, torch {torch.__version__}, {ranks}, {where}"
 
 
 def measure_device(connection: Connection) -> Device:
@@ -132,7 +131,7 @@ def measure_handover(connection: Connection) -> float:
 
 
 def measure_step(
-    connection: Connection, model: str, *, batch_size: int, precision: _Precision, budget_s: float
+    connection: Connection, model: str, *, batch_size: int, precision: Precision, budget_s: float
 ) -> _StepTimes:
     """Measure forward pass, backward pass and update of a model on all ranks at once.
 
@@ -142,9 +141,8 @@ def measure_step(
     device = connection.device
     job = models.build_job(model, batch_size=batch_size, device=device, dtype=torch.float32, seed=0)
     inputs, targets = (tensor.to(device) for tensor in job.batch(0, connection.place.rank))
-    autocast: AbstractContextManager[object] = nullcontext()
-    if precision == "bf16":
-        autocast = torch.autocast(device.type, dtype=torch.bfloat16)
+    lower = compute_in(precision)
+    autocast: AbstractContextManager[object] = torch.autocast(device.type, dtype=lower) if lower else nullcontext()
     timer = _Timer(device)
 
     def step() -> tuple[float, ...]:
@@ -166,7 +164,7 @@ def measure_step(
 
 
 def measured_workload(
-    model: str, *, batch_size: int, precision: _Precision, times: _StepTimes, measured: str
+    model: str, *, batch_size: int, precision: Precision, times: _StepTimes, measured: str
 ) -> Workload:
     """Return the preset of a model with measured times, self-contained."""
     preset = load_workload(presets.path("workloads", model))
@@ -181,6 +179,11 @@ def measured_workload(
             "utilization": Utilization(),
         }
     )
+
+
+def model_nbytes(model: str) -> int:
+    """Return the bytes of all parameters of the preset of a model, which some schedules send at once."""
+    return load_workload(presets.path("workloads", model)).nbytes
 
 
 def preset_batch_size(model: str) -> int:

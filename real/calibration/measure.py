@@ -4,11 +4,16 @@ On each rank, a repetition begins at an agreed moment, after a gap without traff
 repetition before. This resembles training, which has gaps, and in which caches hold other buffers. A repetition lasts
 from the moment when the last member has begun until the last one has ended. The collective is performed as by the
 executor, including the division for a mean.
+
+On a GPU, a job's collectives follow one another on a stream, and the host has enqueued them long before. So a
+collective is enqueued behind another one, at which its members meet, and that behind a delay of the stream, in which
+the host enqueues both. It lasts from one event of the stream to the next.
 """
 
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -21,6 +26,7 @@ from real.calibration.calls import CallTimes, queued_s
 from real.calibration.tables import FLOAT_NBYTES, Measurement, MeasuringTask, OpName, Where
 from real.collectives.byte_transfer import gather_rows
 from real.collectives.worlds import ProcessWorld
+from real.execution.gpu import NewEvent, await_kernels, timed_event
 from real.processes.launch import Connection
 from real.recording.clock import Clocks, compare_clocks
 from real.recording.timing import now_s, precise_sleeps, sleep_s
@@ -33,6 +39,7 @@ _MOST_BUFFERS = 8
 _LEAST_REPETITIONS = 3
 _LEAST_NODES = 2  # of a ring between nodes
 _MOST_REPETITIONS = 200
+_DELAY_CYCLES = 2_000_000  # a millisecond, in which the host enqueues two collectives
 _Act: TypeAlias = Callable[[], None]
 
 
@@ -100,7 +107,12 @@ def one_op_plan(op: ops.Collective, count: int, world_size: int) -> Plan:
 
 
 def measure_task(
-    connection: Connection, todo: Sequence[MeasuringTask], *, budget_s: float, gap_s: float
+    connection: Connection,
+    todo: Sequence[MeasuringTask],
+    *,
+    budget_s: float,
+    gap_s: float,
+    sure_nbytes: float = math.inf,
 ) -> list[Measurement]:
     """Measure; all ranks take part with the same tasks and get the results.
 
@@ -109,6 +121,7 @@ def measure_task(
         todo: The tasks to measure.
         budget_s: Seconds for all repetitions, without three of each task that always take place.
         gap_s: Seconds without traffic before each repetition.
+        sure_nbytes: Larger sizes are left out when three repetitions would probably outlast the budget.
 
     Raises:
         RunError: A rank failed or is missing, or a backend lacks an operation.
@@ -121,7 +134,10 @@ def measure_task(
     left = math.fsum(map(_weight, todo))
     results: list[Measurement] = []
     for before, task in zip((None, *todo), todo, strict=False):
-        if before is not None and before.count != task.count:
+        if before is None or before.count != task.count:
+            same = [each for each in todo if each.count == task.count]
+            if task.nbytes > sure_nbytes and bench.agrees(now_s() + _least_s(same, results) > deadline_s):
+                break
             bench.compare_clocks()
         share_s = max(0.0, deadline_s - now_s()) * _weight(task) / left
         results.append(bench.measure(task, share_s))
@@ -129,18 +145,45 @@ def measure_task(
     return results
 
 
+def _least_s(todo: Sequence[MeasuringTask], results: Sequence[Measurement]) -> float:
+    """Return about how long the fewest repetitions of tasks of one size take, by those of the size before."""
+    known = {(each.task.op, each.task.where): each for each in results}
+    alike = [(task, known[task.op, task.where]) for task in todo if (task.op, task.where) in known]
+    once_s = math.fsum(each.median_s * task.nbytes / each.task.nbytes for task, each in alike)
+    return (1 + _LEAST_REPETITIONS) * once_s
+
+
+def device_s(act: _Act, delay: _Act, new_event: NewEvent, await_device: _Act) -> float:
+    """Return the seconds of an operation on a device's stream, behind an equal one.
+
+    Args:
+        act: Enqueues the operation.
+        delay: Enqueues a delay that is longer than enqueueing the operation twice.
+        new_event: Makes an event.
+        await_device: Waits until the stream is done.
+    """
+    delay()
+    act()
+    begin = new_event()
+    begin.record()
+    act()
+    end = new_event()
+    end.record()
+    await_device()
+    return float(begin.elapsed_time(end)) / 1e3
+
+
 def measure_calls(connection: Connection, measured: Sequence[Measurement], *, gap_s: float) -> CallTimes:
     """Measure what the host takes for a call of the smallest all_reduce that was measured; all ranks take part.
 
     Args:
         connection: All ranks.
-        measured: What was measured with a host that waits, with an all_reduce.
+        measured: What was measured, with an all_reduce.
         gap_s: Seconds without traffic before calls are queued.
     """
     smallest = min((each for each in measured if each.task.op == "all_reduce"), key=lambda each: each.task.count)
     world = ProcessWorld({COMM.communicator: [smallest.task.group]}, timeout_s=connection.timeout_s)
-    enqueue_s, in_queue_s = _Bench(connection, world, gap_s, compare_clocks()).queued(smallest.task)
-    return CallTimes(enqueue_s, in_queue_s, smallest.median_s)
+    return _Bench(connection, world, gap_s, compare_clocks()).calls(smallest.task)
 
 
 def _weight(task: MeasuringTask) -> int:
@@ -157,10 +200,17 @@ class _Bench:
         self._rank = connection.place.rank
         self._clocks = clocks
         self._agreeing_s = 0.0
+        self._enqueues = connection.backend == "nccl"
 
     def compare_clocks(self) -> None:
         """Compare the clocks again, because they drift."""
         self._clocks = compare_clocks()
+
+    def agrees(self, answer: bool) -> bool:
+        """Return the answer of rank 0 to a question that all ranks ask."""
+        agreed = torch.tensor([float(answer and self._rank == 0)], dtype=torch.float64)
+        dist.all_reduce(agreed)
+        return bool(agreed.item())
 
     def measure(self, task: MeasuringTask, share_s: float) -> Measurement:
         """Repeat a task for about these seconds, by rank 0's clock."""
@@ -174,17 +224,21 @@ class _Bench:
             seconds /= 2  # round trip
         return Measurement(task, tuple(seconds.tolist()))
 
-    def queued(self, task: MeasuringTask) -> tuple[float, float]:
-        """Return the seconds of a queued call: until it returns, and with its result, on the slowest rank."""
+    def calls(self, task: MeasuringTask) -> CallTimes:
+        """Return the seconds of a call on the slowest rank, queued and with a host that waits."""
         with self._connection.guard.explaining(f"{task}, queued"):
             act = self._act(task)
-            bursts = []
+            found = []
             for _ in range(_LEAST_REPETITIONS + 1):  # the first is a warm-up
                 self._meet(more=True)
-                bursts.append(queued_s(act, self._wait))
-            ranks_s = gather_rows(torch.tensor(bursts[1:], dtype=torch.float64).median(dim=0).values)
-        enqueue_s, in_queue_s = ranks_s.max(dim=0).values.tolist()
-        return enqueue_s, in_queue_s
+                times_s = queued_s(act, self._wait)
+                self._meet(more=True)
+                begin_s = now_s()
+                act()
+                self._wait()
+                found.append((*times_s, now_s() - begin_s))
+            ranks_s = gather_rows(torch.tensor(found[1:], dtype=torch.float64).median(dim=0).values)
+        return CallTimes(*ranks_s.max(dim=0).values.tolist())
 
     def _repeat(self, act: _Act, share_s: float) -> NDArray[np.float64]:
         """Return begin and end of each repetition on each rank, `[world_size, n, 2]`; the first is a warm-up."""
@@ -213,14 +267,16 @@ class _Bench:
         return True
 
     def _time(self, act: _Act) -> tuple[float, float]:
+        if self._enqueues:
+            delay = partial(torch.cuda._sleep, _DELAY_CYCLES)
+            return 0.0, device_s(act, delay, timed_event, self._wait)
         begin_s = self._now_s()
         act()
         self._wait()
         return begin_s, self._now_s()
 
     def _wait(self) -> None:
-        if self._connection.device.type == "cuda":
-            torch.cuda.synchronize(self._connection.device)
+        await_kernels(self._connection.device)
 
     def _now_s(self) -> float:
         """Return the time by rank 0's clock."""

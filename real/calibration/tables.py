@@ -1,13 +1,15 @@
 """Times of one hop from times of collectives: pure arithmetic on measurements.
 
-A ring all_reduce of S bytes over n members takes 2 (n - 1) rounds. In each round, each member passes S / n bytes to the
-next one. So one hop of S / n bytes takes t / (2 (n - 1)), whatever the time of a message depends on. The cost model
-multiplies again and reproduces the measured time.
+A ring all_reduce of S bytes over n members takes 2 (n - 1) rounds, an all_gather or a reduce_scatter n - 1. In each
+round, each member passes S / n bytes to the next one. So one hop of S / n bytes takes t / (2 (n - 1)), whatever the
+time of a message depends on. The cost model multiplies again and reproduces the measured time. Each of the three
+collectives has its own hops, because libraries perform them in different ways: NCCL may reduce in the switches.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal, TypeAlias, assert_never
 
 import numpy as np
@@ -15,13 +17,14 @@ from numpy.typing import NDArray
 
 from simdist.errors import ScenarioError
 from simdist.plan.group import Group
-from simdist.scenario import Link, TablePoint
+from simdist.scenario import Library, Link, TablePoint
 from simdist.settings.units import format_nbytes
 
 OpName: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "sendrecv"]
 Where: TypeAlias = Literal[
     "node", "one per node", "all per node", "half of the nodes", "world", "pair in node", "pair of nodes"
 ]
+RingOp: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather"]
 MEASURED_OPS: tuple[OpName, ...] = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
 FLOAT_NBYTES = 4
 
@@ -108,14 +111,15 @@ class Hop:
     weight: float = 1.0
 
 
-def hops(measurements: Iterable[Measurement], where: Where) -> list[Hop]:
-    """Return the hops of the all_reduces measured at a place, by size; equal sizes are one hop."""
+def hops(measurements: Iterable[Measurement], where: Where, op: RingOp, library: Library) -> list[Hop]:
+    """Return the hops of a collective measured at a place, by size; equal sizes are one hop."""
+    times_around = 2 if op == "all_reduce" or (op == "reduce_scatter" and library == "gloo") else 1  # as priced
     found: dict[int, list[Hop]] = {}
     for each in measurements:
-        if each.task.op == "all_reduce" and each.task.where == where:
+        if each.task.op == op and each.task.where == where:
             n = each.task.n_members
             weight = float(len(each.seconds))
-            hop = Hop(each.task.nbytes // n, each.median_s / (2 * (n - 1)), weight)
+            hop = Hop(each.task.nbytes // n, each.median_s / (times_around * (n - 1)), weight)
             found.setdefault(hop.nbytes, []).append(hop)
     return [Hop(nbytes, _mean_s(same), math.fsum(hop.weight for hop in same)) for nbytes, same in sorted(found.items())]
 
@@ -138,19 +142,23 @@ def pooled(points: Sequence[Hop]) -> list[Hop]:
     return [replace(hop, time_s=time_s) for hop, time_s in zip(points, times_s, strict=True)]
 
 
-def link_table(points: Sequence[Hop]) -> Link:
-    """Return a link with a table of these points, pooled if times decrease.
+def link_table(points: Sequence[Hop], of_ops: Mapping[str, Sequence[Hop]] = MappingProxyType({})) -> Link:
+    """Return a link with tables of these points, pooled if times decrease.
+
+    Args:
+        points: Hops of all_reduces.
+        of_ops: Hops of other collectives, by key of `Link.tables`. One size alone is no table.
 
     Raises:
-        ScenarioError: There are fewer than two sizes.
+        ScenarioError: There are fewer than two sizes of all_reduce.
     """
     _need_two(points)
-    return Link(table=tuple(TablePoint(nbytes=hop.nbytes, time_s=hop.time_s) for hop in pooled(points)))
+    others = {key: _table(some) for key, some in of_ops.items() if len(some) > 1}
+    return Link.model_validate({"table": _table(points), **others})
 
 
-def is_flat_at_end(link: Link) -> bool:
-    """Tell whether messages beyond a link's table would cost no more, because its last two times are equal."""
-    return link.table is not None and link.table[-1].time_s == link.table[-2].time_s
+def _table(points: Sequence[Hop]) -> tuple[TablePoint, ...]:
+    return tuple(TablePoint(nbytes=hop.nbytes, time_s=hop.time_s) for hop in pooled(points))
 
 
 def line(points: Sequence[Hop], rate_Bps: float | None = None) -> Link:

@@ -44,6 +44,7 @@ class RunReport:
         run, digest: Unique name of the run, digest of the plan.
         program, backend, device: Program; `gloo`, `nccl`, or `simulated` for one real rank among simulated peers;
             device of computation.
+        precision: Precision in which a model was computed. Null of a program without one.
         hosts: Machine (str) of each rank.
         versions: Software (str).
         makespan_s: From the common start to the end of the last operation.
@@ -60,6 +61,7 @@ class RunReport:
     run: str
     digest: str
     program: str
+    precision: str | None
     backend: str
     device: str
     hosts: tuple[str, ...]
@@ -87,12 +89,14 @@ class ProgramSpec:
         name: Name for the report.
         buffers: Names of the buffers that need memory.
         make: Makes the program from the memory and the event that is set when the run has failed.
+        precision: Precision in which a model is computed; None without a model.
         gives_back: See `Executor`.
     """
 
     name: str
     buffers: Collection[str]
     make: MakeProgram
+    precision: str | None = None
     gives_back: bool = False
 
 
@@ -140,7 +144,7 @@ def perform_run(
     with guard.explaining(f"{plan.name}: bringing the times together"):
         source = f"real {connection.backend} on {connection.device.type}, {program.name}"
         trace, clocks = session.gather(start, source)
-        report = _report(connection, plan, program.name, trace, clocks, executor.peak_nbytes)
+        report = _report(connection, plan, program, trace, clocks, executor.peak_nbytes)
     return (replace(trace, run=report.run), report) if trace and report else None
 
 
@@ -213,7 +217,7 @@ class _ExplainedWorld:
 def _report(
     connection: Connection,
     plan: Plan,
-    program: str,
+    program: ProgramSpec,
     trace: Trace | None,
     clocks: tuple[Clocks, Clocks],
     peak_nbytes: int,
@@ -243,7 +247,7 @@ def _report(
 
 def report_on(
     plan: Plan,
-    program: str,
+    program: ProgramSpec,
     *,
     backend: str,
     device: torch.device,
@@ -255,7 +259,8 @@ def report_on(
     return RunReport(
         run=secrets.token_hex(8),
         digest=plan.digest(),
-        program=program,
+        program=program.name,
+        precision=program.precision,
         backend=backend,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         hosts=(socket.gethostname(),),

@@ -174,7 +174,7 @@ def perform_among_simulated(
     makespan_s = float(times_s[1].max())
     report = report_on(
         plan,
-        program.name,
+        program,
         backend="simulated",
         device=device,
         makespan_s=makespan_s,

@@ -47,6 +47,7 @@ class _Seeds(click.IntRange):
     "--warm-up", metavar="N", type=click.IntRange(min=0), default=0, help="First steps to leave out of means."
 )
 @click.option("--width", default="1%", metavar="SHARE", help="Half the width of intervals, with --seeds auto.")
+@click.option("--most-seeds", type=common.positive, metavar="N", help="Budget of --seeds auto; 1,000 if omitted.")
 @common.engine
 @click.option("--tolerable", is_flag=True, help="Show instead which rate of stragglers each schedule tolerates.")
 @click.option("--delay", metavar="TIME", help="How late a straggler is; as the transient ones of SCENARIO if omitted.")
@@ -62,7 +63,7 @@ def command(session: common.CliSession, name: str, *, tolerable: bool, plot: Pat
     """
     inputs.check_picture(plot)
     if tolerable:
-        common.refuse_beside("--tolerable", "baseline", "engine", "width", "warm_up")
+        common.refuse_beside("--tolerable", "baseline", "engine", "width", "most_seeds", "warm_up")
         if given["n_seeds"] == "auto":
             raise click.UsageError("--seeds auto: means nothing with --tolerable: write a number")
         n_seeds = given["n_seeds"] if common.is_given("n_seeds") else _TOLERABLE_SEEDS
@@ -70,22 +71,22 @@ def command(session: common.CliSession, name: str, *, tolerable: bool, plot: Pat
     else:
         common.refuse_without("--tolerable", "delay", "loss")
         asked = {key: given[key] for key in ("baseline", "engine", "warm_up")}
-        figure = _speedups(session, name, _n_seeds(given["n_seeds"], given["width"]), asked)
+        figure = _speedups(session, name, _n_seeds(given["n_seeds"], given["width"], given["most_seeds"]), asked)
     if plot:
         session.draw(figure(), plot)
 
 
-def _n_seeds(n_seeds: int | Literal["auto"], width: str) -> "int | EnoughSeeds":
+def _n_seeds(n_seeds: int | Literal["auto"], width: str, most: int | None) -> "int | EnoughSeeds":
     """Return how many seeds are asked for."""
     if n_seeds != "auto":
-        common.refuse_without("--seeds auto", "width")
+        common.refuse_without("--seeds auto", "width", "most_seeds")
         return n_seeds
     from simdist.studies.enough_seeds import EnoughSeeds
 
     share = parse_option("--width", width, parse_fraction)
     if not 0 < share < 1:
         raise ScenarioError(f"--width {width}: write a share above 0% and below 100%, e.g. 1%")
-    return EnoughSeeds(width=share)
+    return EnoughSeeds(width=share) if most is None else EnoughSeeds(width=share, most=most)
 
 
 def _speedups(

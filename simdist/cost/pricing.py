@@ -291,7 +291,8 @@ class _Pricing:
     def _calls(self, op: ops.Collective, nbytes: int, *, sparse: bool) -> list[Call]:
         """Return the call of each group."""
         members = np.array(op.group.members(self._plan.world_size))
-        return [Call(op, of_group, nbytes, self.topology, number, sparse) for number, of_group in enumerate(members)]
+        topology = self.topology.of_collective(op)
+        return [Call(op, of_group, nbytes, topology, number, sparse) for number, of_group in enumerate(members)]
 
     def _transfers(self, op: ops.Collective, nbytes: int, *, sparse: bool) -> Sequence[Transfer]:
         """Return the transfers of groups; those of groups that look alike are the same on other resources.
@@ -301,8 +302,9 @@ class _Pricing:
         if op.algorithm not in _OF_LIBRARIES:
             return [self._transfer(call) for call in self._calls(op, nbytes, sparse=sparse)]
         groups = alike(self.resources, op.group)
+        topology = self.topology.of_collective(op)
         bases = [
-            self._transfer(Call(op, members, nbytes, self.topology, number, sparse))
+            self._transfer(Call(op, members, nbytes, topology, number, sparse))
             for number, members in zip(groups.firsts, groups.members, strict=True)
         ]
         return AlikeTransfers(groups, bases)

@@ -23,8 +23,11 @@ from numpy.typing import NDArray
 from simdist.cost.costs import Resources, Stage, Transfer
 from simdist.cost.routes import LinkLoad, Routes, SendOrder, Wiring, routes_of
 from simdist.plan.ops import Collective
+from simdist.plan.text import op_name
 from simdist.scenario.cluster import ClusterHost
-from simdist.scenario.link import Link
+from simdist.scenario.link import Link, TablePoint
+
+_Table: TypeAlias = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class LinkCost:
         capacity_Bps: Bytes per second of all parallel links together.
         n_parallel: Number of links side by side.
         table: Measured `(nbytes, seconds)` of one link.
+        tables: By collective, the table of its messages, if it has one of its own.
         send_Bps: If the receiving end is the slower one: bytes per second of one link's sending end.
         rendezvous_s: Startup besides, of a message of more than `eager_nbytes`.
         eager_nbytes: Largest message that is sent without asking.
@@ -50,12 +54,13 @@ class LinkCost:
     latency_s: float
     capacity_Bps: float
     n_parallel: int = 1
-    table: tuple[tuple[float, float], ...] | None = None
+    table: _Table | None = None
     send_Bps: float | None = None
     rendezvous_s: float = 0.0
     eager_nbytes: float = 0.0
     gap_s: float = 0.0
     ring_step_s: float = 0.0
+    tables: tuple[tuple[str, _Table], ...] = ()
 
     @classmethod
     def of(cls, link: Link, *, n_parallel: int = 1) -> "LinkCost":
@@ -71,11 +76,17 @@ class LinkCost:
                 gap_s=link.gap_s,
                 ring_step_s=link.ring_step_s or 0.0,
             )
-        table = tuple((float(point.nbytes), point.time_s) for point in link.table)
+        table = _seconds(link.table)
         smallest, startup_s = table[0]
         largest, last_s = table[-1]
         average_Bps = (largest - smallest) / (last_s - startup_s) if last_s > startup_s else math.inf
-        return cls(startup_s, average_Bps * n_parallel, n_parallel, table, link.send_Bps)
+        tables = tuple((key, _seconds(points)) for key, points in link.tables.items() if points is not None)
+        return cls(startup_s, average_Bps * n_parallel, n_parallel, table, link.send_Bps, tables=tables)
+
+    def of_collective(self, name: str) -> "LinkCost":
+        """Return the cost of the messages of a collective: by its own table if there is one, on the same link."""
+        own = dict(self.tables).get(name)
+        return self if own is None else replace(self, latency_s=own[0][1], table=own)
 
     def startup_s(self, nbytes: float) -> float:
         """Return the startup of a message of `nbytes`."""
@@ -200,6 +211,13 @@ class Topology(Resources):
     host: HostCost | None = None
     mesh: bool = False
     spine_s: float = 0.0
+
+    def of_collective(self, op: Collective) -> "Topology":
+        """Return the same with the links as an operation uses them, see `LinkCost.of_collective`."""
+        name = op_name(op)
+        if name not in dict((*self.fabric.tables, *self.network.tables)):
+            return self
+        return replace(self, fabric=self.fabric.of_collective(name), network=self.network.of_collective(name))
 
     def transfer(self, messages: Iterable[Messages]) -> Transfer:
         """Return the transfer that sends `messages` one after the other."""
@@ -346,6 +364,10 @@ def _parts(numbers: bytes, marks: bytes) -> tuple[NDArray[np.int64], ...]:
     """Cut numbers where their marks change. Both are bytes of integers."""
     borders = np.flatnonzero(np.diff(np.frombuffer(marks, dtype=np.int64))) + 1
     return tuple(np.split(np.frombuffer(numbers, dtype=np.int64), borders))
+
+
+def _seconds(points: Iterable[TablePoint]) -> _Table:
+    return tuple((float(point.nbytes), point.time_s) for point in points)
 
 
 def _of_each(messages: Messages, nbytes: float | NDArray[np.float64]) -> NDArray[np.float64]:

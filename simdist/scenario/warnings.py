@@ -5,13 +5,19 @@ A unit is doubtful if the rest of the scenario implies another one: a bit for a 
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import Literal
 
 from simdist.scenario.cluster import Cluster, Transport
 from simdist.scenario.disturbances import Recorded
+from simdist.scenario.link import ends_flat
 from simdist.scenario.scenario import Scenario
 from simdist.scenario.workload import Workload
 from simdist.schedules import Schedule
-from simdist.settings.units import format_Bps, format_seconds
+from simdist.settings.units import format_Bps, format_nbytes, format_seconds
+
+#: What `cluster.source` begins with in a file of `real.calibrate`.
+CALIBRATION = "measured by real.calibrate"
+_ROUNDED = 1.01  # measured sizes are multiples of the slices of all ranks
 
 _FACTOR = 4.0  # more is no matter of how well a model or a link is used
 _BPS_PER_GBIT = 0.125e9
@@ -53,7 +59,33 @@ _UNSTATED_FACTORS = (
 
 def warnings_of(scenario: Scenario) -> tuple[str, ...]:
     """Return the doubts of a scenario, values of doubtful units, and settings without effect, a sentence each."""
-    return (*scenario.doubts, *doubtful_units(scenario), *_recordings(scenario), *scenario.unused())
+    doubts = (*scenario.doubts, *doubtful_units(scenario), *_beyond_tables(scenario), *_recordings(scenario))
+    return (*doubts, *scenario.unused())
+
+
+def beyond_table(scenario: Scenario, kind: Literal["fabric", "network"]) -> str:
+    """Say why a table that `real.calibrate` measured does not tell the time of all parameters; empty if it does.
+
+    Larger collectives are extrapolated, by up to a fifth too short for twice the largest one (experiments/nccl_tables).
+    """
+    cluster = scenario.cluster
+    link = cluster.fabric if kind == "fabric" else cluster.network
+    n_members = cluster.gpus_per_node if kind == "fabric" else cluster.nodes
+    if link.table is None or not cluster.source.startswith(CALIBRATION):
+        return ""
+    measured_nbytes = n_members * link.table[-1].nbytes
+    all_nbytes = scenario.workload.nbytes
+    if all_nbytes <= _ROUNDED * measured_nbytes:
+        return ""
+    measured = f"{'ends flat' if ends_flat(link.table) else 'was measured'} up to {format_nbytes(measured_nbytes)}"
+    return (
+        f"cluster.{kind}.table {measured}, and the model has {format_nbytes(all_nbytes)}: times of larger collectives "
+        f"are doubtful; run real.calibrate with a larger --max-size"
+    )
+
+
+def _beyond_tables(scenario: Scenario) -> Iterator[str]:
+    yield from filter(None, (beyond_table(scenario, kind) for kind in ("fabric", "network")))
 
 
 def _recordings(scenario: Scenario) -> Iterator[str]:

@@ -27,7 +27,7 @@ from simdist.studies.draws import shared_delays, with_draws
 from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Simulated, ValueT, facet_remarks, told
 from simdist.studies.facets import facet_columns as columns_of_facets
 from simdist.studies.known_delays import chance_remarks, chances_of, corrected
-from simdist.studies.measuring import TIMES_OF_DRAWS, Progress, ScheduleTimes, measure, times_of
+from simdist.studies.measuring import TIMES_OF_DRAWS, Progress, RunsSoFar, ScheduleTimes, measure, times_of
 from simdist.studies.remarks import Remark, below_table, documents, remarks_of, with_remarks
 from simdist.studies.statistics import NORMAL_QUANTILE, Interval, is_wide, positive_interval, ratio_interval
 from simdist.studies.tables import facets_text, table_text
@@ -267,6 +267,7 @@ def compare(  # noqa: PLR0913 (one for each option)
     actors: "Sequence[Actor]" = (),
     facets: Sequence[Facet[Any]] = FACETS,
     warm_up: int = 0,
+    so_far: RunsSoFar | None = None,
 ) -> Comparison:
     """Return the speed-up table of a scenario, in the order of its schedules.
 
@@ -281,6 +282,7 @@ def compare(  # noqa: PLR0913 (one for each option)
         actors: Processes of the user, see `simdist.engines.actors`; each schedule and seed starts them anew.
         facets: Optional topics, in the order of their keys.
         warm_up: First steps that are left out of the means, see `simdist.studies.lengths`.
+        so_far: As of `measure`.
 
     Raises:
         ScenarioError: There is no such baseline, `measured` has the times of another scenario, or `warm_up` does not
@@ -300,10 +302,10 @@ def compare(  # noqa: PLR0913 (one for each option)
             its = in_steps(scenario, schedule)
             built = replace(build(its, schedule), actors=tuple(actors))
             times = measure_with_additions(
-                its, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw, facets=facets
+                its, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw, facets=facets, so_far=so_far
             )
             if warm_up:
-                times = _without_warm_up(its, built, times, warm_up, facets)
+                times = _without_warm_up(its, built, times, warm_up, facets, so_far)
         measured.append(replace(times, scenario=scenario))
     base = measured[scenario.schedules.index(reference)]
     rows = [row(each, base) for each in measured]
@@ -315,7 +317,12 @@ def compare(  # noqa: PLR0913 (one for each option)
 
 
 def _without_warm_up(
-    scenario: Scenario, built: Built, times: ScheduleTimes, warm_up: int, facets: Sequence[Facet[Any]]
+    scenario: Scenario,
+    built: Built,
+    times: ScheduleTimes,
+    warm_up: int,
+    facets: Sequence[Facet[Any]],
+    so_far: RunsSoFar | None,
 ) -> ScheduleTimes:
     """Return the times of a schedule without its first steps."""
     from simdist.studies.lengths import scenario_of_warm_up, without_first
@@ -323,7 +330,8 @@ def _without_warm_up(
     early = scenario_of_warm_up(scenario, warm_up)
     short = replace(build(early, built.schedule), actors=built.actors)
     engine: Engine = "des" if times.engine == "des" else "auto"
-    first = measure_with_additions(early, short, n_seeds=len(times.step_s), engine=engine, facets=facets)
+    n_seeds = len(times.step_s)
+    first = measure_with_additions(early, short, n_seeds=n_seeds, engine=engine, facets=facets, so_far=so_far)
     return without_first(times, first, n_steps=scenario.steps, warm_up=warm_up)
 
 
@@ -413,15 +421,18 @@ def measure_with_additions(
     progress: Progress | None = None,
     draw: Draw | None = None,
     facets: Sequence[Facet[Any]] = FACETS,
+    so_far: RunsSoFar | None = None,
 ) -> ScheduleTimes:
     """Simulate a schedule as `measure` does, again for facets that ask for it, and under draws."""
     draw = draw or shared_delays(scenario)
 
     def again(other: Scenario) -> NDArray[np.float64]:
         plain = replace(build(other, built.schedule), actors=built.actors)
-        return measure(other, plain, n_seeds=n_seeds, engine=engine, draw=draw, facets=()).step_s
+        return measure(other, plain, n_seeds=n_seeds, engine=engine, draw=draw, facets=(), so_far=so_far).step_s
 
-    measured = measure(scenario, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw, facets=facets)
+    measured = measure(
+        scenario, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw, facets=facets, so_far=so_far
+    )
     for facet in facets:
         value = facet.measure_again(scenario, measured.step_s, again)
         if value is None:

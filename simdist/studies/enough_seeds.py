@@ -1,7 +1,7 @@
 """As many seeds as intervals of a stated width take: a comparison is repeated with more of them.
 
-Widths shrink with the square root of the number of seeds, so few repeats are enough. Seeds of one comparison are among
-those of the next.
+Widths shrink with the square root of the number of seeds, so few repeats are enough. A repeat simulates only the seeds
+that the last one lacks.
 """
 
 import math
@@ -11,6 +11,7 @@ from typing import Any, Literal
 from simdist.scenario.scenario import AnyScenario
 from simdist.settings.units import format_share
 from simdist.studies.comparison import Comparison, compare
+from simdist.studies.measuring import RunsSoFar
 from simdist.studies.remarks import Remark
 from simdist.studies.statistics import Interval
 
@@ -45,8 +46,9 @@ def compare_with_enough(
     enough = EnoughSeeds() if n_seeds == "auto" else n_seeds
     number = min(_FIRST, enough.most)
     options["measured"] = [] if options.get("measured") is None else options["measured"]
+    so_far: RunsSoFar = {}
     while True:
-        found = compare(scenario, n_seeds=number, **options)
+        found = compare(scenario, n_seeds=number, so_far=so_far, **options)
         width = max(max(_width(row.step_s, row.step_s_ci95), _width(row.speedup, row.speedup_ci95)) for row in found)
         if width <= enough.width or number == enough.most:
             break

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 #: Called with a schedule's label, rank-steps done and rank-steps in all.
 Progress = Callable[[str, int, int], None]
+
+#: Runs so far: the scenario and the label of a schedule -> its results.
+RunsSoFar: TypeAlias = dict[tuple[Scenario, str], Simulated]
 
 #: Keys of `ScheduleTimes.drawn` that are seconds per step.
 TIMES_OF_DRAWS = ("step", "stated")
@@ -99,6 +102,7 @@ def measure(
     progress: Progress | None = None,
     draw: Draw | None = None,
     facets: Sequence[Facet[Any]] = FACETS,
+    so_far: RunsSoFar | None = None,
 ) -> ScheduleTimes:
     """Simulate one schedule for many seeds, keeping no traces.
 
@@ -110,6 +114,7 @@ def measure(
         progress: See `Progress`.
         draw: Gives the delays of seeds, as `shared_delays` does for several schedules; by default they are drawn here.
         facets: See `compare`; those that take further simulations say nothing.
+        so_far: Fewer runs of the same, which are not simulated again. Takes all runs.
 
     Raises:
         ScenarioError: There are no seeds.
@@ -117,8 +122,15 @@ def measure(
     """
     if n_seeds < 1:
         raise ScenarioError(f"{n_seeds} seeds; must be at least 1")
-    delays = _seed_delays(scenario, n_seeds, draw)
-    return measure_delays(scenario, built, delays, engine=engine, progress=progress, facets=facets)
+    before = so_far.get((scenario, built.schedule.name)) if so_far else None
+    n_before = len(before.step_s) if before else 0
+    seeds = run_seeds(scenario.seed, n_seeds - n_before, first=n_before)
+    delays = SeedDelays(seeds, draw or partial(delay_sampler, scenario), is_random=scenario.is_random)
+    observe = _Measured(scenario, built, facets, before)
+    found = _observed(scenario, built, delays, observe, engine, progress)
+    if so_far is not None:
+        so_far[scenario, built.schedule.name] = observe.simulated
+    return found
 
 
 def measure_delays(
@@ -131,7 +143,17 @@ def measure_delays(
     facets: Sequence[Facet[Any]] = (),
 ) -> ScheduleTimes:
     """Simulate one schedule under given delays, as `measure` does."""
-    observe = _Measured(scenario, built, facets)
+    return _observed(scenario, built, delays, _Measured(scenario, built, facets), engine, progress)
+
+
+def _observed(
+    scenario: Scenario,
+    built: Built,
+    delays: SeedDelays,
+    observe: "_Measured",
+    engine: Engine,
+    progress: Progress | None,
+) -> ScheduleTimes:
     live = Live(built.actors, traffic=partial(traffic, scenario, built.costs))
     report = _reporter(progress, built) if progress else None
     return run(built.plan, built.costs, delays, observe=observe, engine=engine, live=live, progress=report)
@@ -176,18 +198,17 @@ def times_of(label: str, engine: str, simulated: Simulated, facets: Sequence[Fac
     return ScheduleTimes(label, engine, simulated.step_s, states_s, facets=values)
 
 
-def _seed_delays(scenario: Scenario, n_seeds: int, draw: Draw | None) -> SeedDelays:
-    seeds = run_seeds(scenario.seed, n_seeds)
-    return SeedDelays(seeds, draw or partial(delay_sampler, scenario), is_random=scenario.is_random)
-
-
 class _Measured(Observer[ScheduleTimes]):
     """Keeps where the time of a schedule goes, and its epochs if it has a data set."""
 
-    def __init__(self, scenario: Scenario, built: Built, facets: Sequence[Facet[Any]]) -> None:
+    def __init__(
+        self, scenario: Scenario, built: Built, facets: Sequence[Facet[Any]], before: Simulated | None = None
+    ) -> None:
+        """Observe runs of a schedule, which follow others that were simulated `before`."""
         self._scenario = scenario
         self._built = built
         self._facets = facets
+        self.simulated = before or Simulated(built.plan, ())
         self.needs_traces = built.plan.dataset is not None
         if built.costs.shares:
             from simdist.studies.held import steady_held
@@ -214,8 +235,9 @@ class _Measured(Observer[ScheduleTimes]):
         return self._times(run.name, tuple(parts) * run.n_repeats, tuple(epochs) * run.n_repeats)
 
     def _times(self, engine: str, parts: Sequence[Breakdown], epochs: "Sequence[Epochs]" = ()) -> ScheduleTimes:
-        simulated = Simulated(self._built.plan, parts, epochs)
-        return times_of(self._built.schedule.name, engine, simulated, self._facets)
+        before = self.simulated
+        self.simulated = Simulated(self._built.plan, (*before.parts, *parts), (*before.epochs, *epochs))
+        return times_of(self._built.schedule.name, engine, self.simulated, self._facets)
 
 
 def _reporter(progress: Progress, built: Built) -> Callable[[int, int], None]:

@@ -34,6 +34,7 @@ from simdist.runs.nccl_tests import CALIBRATED
 from simdist.scenario import Cluster, Interference, Link, Scenario, Workload
 from simdist.scenario.cluster import Transport
 from simdist.scenario.uncertain import Range
+from simdist.scenario.warnings import beyond_table
 from simdist.schedules.sharded import ShardedSchedule
 from simdist.settings.units import format_nbytes
 
@@ -174,7 +175,7 @@ def kinds_of_step(scenario: Scenario, hardware: str, table: _Table) -> tuple[Dou
         ("network", cluster.n_domains),
     )
     for kind, n_members in links:
-        if n_members > 1 and not _is_measured(cluster, kind):
+        if n_members > 1 and (beyond_table(scenario, kind) or not _is_measured(cluster, kind)):
             found.append(collective_doubt(table, kind, link_class(cluster, kind)))
     if scenario.input.source == "storage" and not scenario.imported:
         found += [each for each in storage_doubts(table) if each.kind == "input" or not _is_storage_measured(scenario)]

@@ -222,10 +222,24 @@ def validate_run(
     if run is not planned:
         text = f"{path}: was measured without its disturbed links, so it is simulated without them"
         remarks.append(Remark("accuracy", text))
+    if text := _other_precision(run, real):
+        remarks.append(Remark("accuracy", f"{path}: {text}"))
     if validation.n_steps < run.plan.n_steps:
         text = f"{path}: only {validation.n_steps} of {run.plan.n_steps} steps were finished"
         remarks.append(Remark("accuracy", text))
     return ValidatedRun(run, real, simulated, validation, loading, range_s, tuple(remarks))
+
+
+def _other_precision(run: run_directory.RunDirectory, real: Trace) -> str:
+    """Say that the model was computed in another precision than its workload states; empty if it was not."""
+    computed_in = (run_directory.read_real_report(run.path, real) or {}).get("precision")
+    stated = run.scenario.workload.precision
+    if computed_in in (None, stated):
+        return ""
+    return (
+        f"was computed in {computed_in}, and workload.precision is {stated}: perform it with --precision {stated}, or "
+        f"calibrate with --precision {computed_in}"
+    )
 
 
 def order_document(summary: Summary, remarks: Iterable[Remark]) -> dict[str, object]:

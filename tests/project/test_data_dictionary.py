@@ -565,10 +565,10 @@ def of_measurements(*_: object) -> dict[str, Found]:
     of_ranks = totals(np.zeros((2, 1, 10), dtype=np.int64))
     told = [
         RunReport(
-            *("run", "digest", "emulated", "gloo", "cpu", ("host",), {"torch": "2"}),
+            *("run", "digest", "emulated", precision, "gloo", "cpu", ("host",), {"torch": "2"}),
             *(1.0, clocks, clocks, (8, 8), allocated, 0.0, 0.0, reads, links),
         )
-        for allocated, reads, links in ((None, None, None), ((9, 9), of_ranks, "none"))
+        for precision, allocated, reads, links in ((None, None, None, None), ("bf16", (9, 9), of_ranks, "none"))
     ]
     rates = DataRates(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, None, 1.0, "unknown")
     measured = [Measurement(MeasuringTask("all_reduce", "node", Group(2), 250), (0.1, 0.2))]

@@ -36,6 +36,7 @@ from simdist.plan.walk import walk  # noqa: E402
 from simdist.runs import run_directory  # noqa: E402
 from simdist.runs.building import build, delays  # noqa: E402
 from simdist.scenario import loads  # noqa: E402
+from simdist.studies.validated_run import validate_run  # noqa: E402
 from simdist.studies.validation import finished_steps  # noqa: E402
 from simdist.traces.trace import Trace  # noqa: E402
 from simdist.traces.waiting import attribute_waiting  # noqa: E402
@@ -339,6 +340,8 @@ def test_models_train_and_leave_traces(tmp_path: Path) -> None:
     for label in ("sync", "local-2"):
         trace = run_directory.read_trace(path / label / run_directory.REAL)
         assert trace.source == "real gloo on cpu, mlp fp32"
+        validated = validate_run(run_directory.read(path / label))
+        assert not any("was computed in" in each.text for each in validated.remarks)
         assert np.isfinite(trace.end_s).all()
 
 
@@ -346,8 +349,12 @@ def test_a_model_in_low_precision_trains(tmp_path: Path) -> None:
     path = write(tmp_path / "run", MODEL.replace("mlp", "gpt-nano").replace("steps: 3", "steps: 2"))
     for ending in run(perform, 2, path, "--program", "gpt-nano", "--precision", "bf16", "--schedule", "sync").values():
         assert ending.code == 0, ending.output
-    assert np.isfinite(run_directory.read_trace(path / "sync" / run_directory.REAL).end_s).all()
+    trace = run_directory.read_trace(path / "sync" / run_directory.REAL)
+    assert np.isfinite(trace.end_s).all()
     assert not (path / "local-2" / run_directory.REAL).exists()
+    assert run_directory.read_real_report(path / "sync", trace)["precision"] == "bf16"
+    remarks = [each.text for each in validate_run(run_directory.read(path / "sync")).remarks]
+    assert any("was computed in bf16, and workload.precision is fp32: perform it with" in text for text in remarks)
 
 
 @pytest.mark.sentinel
@@ -433,7 +440,7 @@ def test_wrong_options_are_refused(tmp_path: Path, called) -> None:
         ("--timeout", "nan"): "--timeout nan: write seconds",
         ("--timeout", "inf"): "is not in the range",
         ("--schedule", "local"): "no run is labelled 'local'; there are: sync",
-        ("--precision", "fp8"): "'fp8' is not one of 'fp32', 'bf16', 'fp16'",
+        ("--precision", "fp8"): "'fp8' is not one of 'fp32', 'tf32', 'bf16', 'fp16'",
     }.items():
         code, error = called(path, *args)
         assert (code, message in error) == (2, True), error

@@ -8,6 +8,7 @@ import mmap
 import statistics
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import closed_forms
 import pytest
@@ -19,15 +20,16 @@ from calibrations import command  # noqa: E402
 from data_files import SampleSet, generate, read_index  # noqa: E402
 from engine_runs import des  # noqa: E402
 from processes import run  # noqa: E402
+from scripts import ROOT  # noqa: E402
 
 from real import calibrate  # noqa: E402
-from real.calibration import calls  # noqa: E402
+from real.calibration import calls, measure  # noqa: E402
 from real.calibration.calls import CallTimes  # noqa: E402
 from real.calibration.clusters import Cores, LinkForm, derive  # noqa: E402
 from real.calibration.data import DataRates, Setup, drop_cached, fresh_readings, kernel_caches, measure_data, with_data  # noqa: E402  # noqa: E402
 from real.calibration.line_fit import predicted_task_s  # noqa: E402
 from real.calibration.measure import collective as collective_of  # noqa: E402
-from real.calibration.measure import one_op_plan, tasks  # noqa: E402
+from real.calibration.measure import device_s, measure_task, one_op_plan, tasks  # noqa: E402
 from real.calibration.tables import MEASURED_OPS, Hop, Measurement, MeasuringTask, hops, line, link_table, pooled  # noqa: E402
 from real.data.sources import decode_raw  # noqa: E402
 from real.data.storages import DataStorage, open_storage  # noqa: E402
@@ -36,8 +38,21 @@ from simdist.cost import price  # noqa: E402
 from simdist.cost.topology import LinkCost  # noqa: E402
 from simdist.errors import RunError, ScenarioError  # noqa: E402
 from simdist.plan.group import Group  # noqa: E402
-from simdist.scenario import Cluster, Device, Link, Tensor, Workload, load, load_cluster, load_workload, presets  # noqa: E402
+from simdist.scenario import (  # noqa: E402
+    Cluster,
+    Device,
+    Link,
+    Scenario,
+    Tensor,
+    Workload,
+    load,
+    load_cluster,
+    load_workload,
+    presets,
+)
 from simdist.scenario.cluster import ClusterHost  # noqa: E402
+from simdist.scenario.warnings import CALIBRATION, beyond_table  # noqa: E402
+from simdist.schedules import Sync  # noqa: E402
 from simdist.traces.collectives import bus_factor  # noqa: E402
 
 FABRIC = Link(latency_s=3e-6, bandwidth_Bps=3e9, efficiency=0.8)
@@ -96,20 +111,19 @@ def test_queued_calls_take_what_is_slower_of_the_host_and_the_gpu(monkeypatch, c
 
 @pytest.mark.parametrize("form", [TABLE, LinkForm("line", NETWORK.bandwidth_Bps)], ids=["table", "line"])
 def test_what_waiting_adds_to_a_call_is_overhead_and_no_part_of_a_link(form):
-    """A cluster with times of calls predicts the same for programs that wait, and less if calls are queued."""
+    """Events time collectives without the host. A program that waits takes longer by what waiting adds."""
     queued = cluster_of()
     waits_s = 2.2e-5
-    waiting = queued.model_copy(update={"collectives": {"overhead_s": waits_s}})
-    todo, measured = as_measured(waiting)
+    todo, measured = as_measured(queued)
     least_s = min(each.median_s for each in measured)
-    times = CallTimes(enqueue_s=9e-6, queued_s=least_s - waits_s, waited_s=least_s)
-    found = derived(measured, waiting, replace(form, calls=times))
+    times = CallTimes(enqueue_s=9e-6, queued_s=least_s, waited_s=least_s + waits_s)
+    found = derived(measured, queued, replace(form, calls=times))
     assert found.cluster.collectives.overhead_s == pytest.approx(waits_s, rel=1e-3)
     assert any("22 us for waiting" in note for note in found.notes)
     ahead = found.cluster.model_copy(update={"collectives": {"overhead_s": 0.0}})
     for task, each in zip(todo, measured, strict=True):
         if task.where in ("node", "one per node") and task.op == "all_reduce":
-            assert predicted_task_s(found.cluster, task) == pytest.approx(each.median_s, rel=1e-3)
+            assert predicted_task_s(found.cluster, task) == pytest.approx(each.median_s + waits_s, rel=1e-3)
             assert predicted_task_s(ahead, task) == pytest.approx(predicted_task_s(queued, task), rel=1e-3)
 
 
@@ -121,15 +135,43 @@ each_shape = pytest.mark.parametrize(
 
 
 @pytest.mark.parametrize(("nodes", "ranks_per_node"), [(4, 2), (2, 4), (3, 3), (1, 8), (8, 1)])
-def test_cluster_with_tables_gives_back_the_all_reduces_it_is_from(nodes, ranks_per_node):
-    known = cluster_of(nodes, ranks_per_node)
-    todo, measured = as_measured(known)
+@pytest.mark.parametrize("library", ["gloo", "nccl"])
+def test_cluster_with_tables_gives_back_the_collectives_it_is_from(nodes, ranks_per_node, library):
+    """Each collective is as much slower than on the known links as its own factor says."""
+    known = cluster_of(nodes, ranks_per_node).model_copy(update={"collectives": {"library": library}})
+    factors = {"all_reduce": 1.0, "all_gather": 1.7, "reduce_scatter": 0.6}
+    todo, measured = as_measured(known, ops=tuple(factors))
+    measured = [Measurement(each.task, tuple(factors[each.task.op] * s for s in each.seconds)) for each in measured]
     found = derived(measured, known).cluster
     compared = [(t, m) for t, m in zip(todo, measured, strict=True) if t.where in ("node", "one per node")]
-    assert compared
+    assert {task.op for task, _ in compared} == set(factors)
     for task, each in compared:
-        if task.op == "all_reduce":
-            assert predicted_task_s(found, task) == pytest.approx(each.median_s, rel=1e-9)
+        if library == "gloo" or task.op != "all_reduce" or nodes == 1:  # NCCL takes trees between nodes
+            assert predicted_task_s(found, task) == pytest.approx(each.median_s, rel=1e-9), str(task)
+
+
+PUBLISHED = json.loads((ROOT / "experiments" / "nccl_tables" / "published.json").read_text(encoding="utf-8"))["tables"]
+
+
+@pytest.mark.parametrize("model_nbytes", [2**22, 2**27, 2**30], ids=["4 MiB", "128 MiB", "1 GiB"])
+@pytest.mark.parametrize("max_nbytes", [2**22, 2**26, 2**28, 2**30])
+@pytest.mark.parametrize("name", ["h200", "a100", "a100-oci"])
+def test_published_times_of_8_gpus_are_given_back_or_doubted(name, max_nbytes, model_nbytes):
+    """The calibration gets a published table as its measurement, up to some size."""
+    rows = {nbytes: us * 1e-6 for nbytes, us in PUBLISHED[name]["rows_bytes_us"]}
+    measured = [
+        Measurement(MeasuringTask("all_reduce", "node", Group(8), nbytes // 4), (seconds,))
+        for nbytes, seconds in rows.items()
+        if nbytes <= max_nbytes
+    ]
+    known = cluster_of(1, 8).model_copy(update={"collectives": {"library": "nccl"}})
+    found = derived(measured, known).cluster.model_copy(update={"source": f"{CALIBRATION}: a test"})
+    task = MeasuringTask("all_reduce", "node", Group(8), model_nbytes // 4)
+    miss = predicted_task_s(found, task) / rows[model_nbytes] - 1
+    workload = Workload(tensors=(Tensor(name="w", count=model_nbytes // 4),), batch_size=1, forward_s=1.0)
+    doubt = beyond_table(Scenario(cluster=found, workload=workload, schedules=(Sync(),), steps=1), "fabric")
+    assert doubt or abs(miss) < 0.05
+    assert bool(doubt) == (model_nbytes > max_nbytes)
 
 
 @each_shape
@@ -210,7 +252,12 @@ def test_a_fabric_faster_than_can_be_told_is_said_and_has_no_range():
 def test_hops_are_those_of_the_textbook_ring():
     n, nbytes = 4, 64_000
     seconds = closed_forms.ring_all_reduce_s(n, nbytes, 3e-5, 1e9)
-    (hop,) = hops([Measurement(MeasuringTask("all_reduce", "node", Group(n), nbytes // 4), (seconds,))], "node")
+    (hop,) = hops(
+        [Measurement(MeasuringTask("all_reduce", "node", Group(n), nbytes // 4), (seconds,))],
+        "node",
+        "all_reduce",
+        "gloo",
+    )
     assert (hop.nbytes, hop.time_s) == (16_000, pytest.approx(3e-5 + 16_000 / 1e9, rel=1e-12))
 
 
@@ -220,7 +267,8 @@ def test_hops_take_the_median_and_only_what_was_measured_there():
         Measurement(MeasuringTask("all_reduce", "world", Group(8), 200), (9.0,)),
         Measurement(MeasuringTask("all_gather", "node", Group(2), 200), (9.0,)),
     ]
-    assert hops(measured, "node") == [Hop(400, 1.0, 3.0)]
+    assert hops(measured, "node", "all_reduce", "gloo") == [Hop(400, 1.0, 3.0)]
+    assert hops(measured, "node", "all_gather", "gloo") == [Hop(400, 9.0)]
 
 
 @pytest.mark.parametrize("form", [LinkForm("table"), LinkForm("line", NETWORK.bandwidth_Bps)])
@@ -293,6 +341,16 @@ def test_pooled_points_are_said():
 def test_table_that_ends_flat_is_said():
     assert any("fabric: the table ends flat" in note for note in shrinking(-1, 1e-3).notes)
     assert derived(as_measured(cluster_of())[1], cluster_of()).notes == ()
+
+
+def test_a_table_of_one_collective_that_ends_flat_is_said():
+    known = cluster_of()
+    _, measured = as_measured(known)
+    largest = max(each.task.nbytes for each in measured)
+    for index, each in enumerate(measured):
+        if (each.task.op, each.task.where, each.task.nbytes) == ("all_gather", "node", largest):
+            measured[index] = Measurement(each.task, tuple(1e-3 * s for s in each.seconds))
+    assert any("fabric, all_gather: the table ends flat" in note for note in derived(measured, known).notes)
 
 
 def test_one_size_makes_no_link():
@@ -385,6 +443,83 @@ def test_every_collective_is_cut_into_equal_slices():
     for task in tasks(3, 4, SIZES, MEASURED_OPS):
         assert task.count % task.group.size == 0
         assert 12 % len(task.taking_part(12)[0]) == 0
+
+
+class Stream:
+    """A stream of a device whose host enqueues everything at once; its time passes with what it does."""
+
+    def __init__(self) -> None:
+        self.time_s = 0.0
+        self.done: list[str] = []
+
+    def act(self, name: str, seconds: float) -> None:
+        self.done.append(name)
+        self.time_s += seconds
+
+    def event(self) -> "StreamEvent":
+        return StreamEvent(self)
+
+
+class StreamEvent:
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+
+    def record(self) -> None:
+        self.stream.done.append("event")
+        self.at_s = self.stream.time_s
+
+    def elapsed_time(self, later: "StreamEvent") -> float:
+        assert self.stream.done[-1] == "waited"
+        return 1e3 * (later.at_s - self.at_s)
+
+
+def test_a_collective_on_a_device_lasts_from_the_end_of_one_before_to_its_own():
+    """Neither waiting for the members, which the first one does, nor enqueueing counts."""
+    stream = Stream()
+    seconds = iter((5.0, 0.25))
+    found = device_s(
+        lambda: stream.act("collective", next(seconds)),
+        lambda: stream.act("delay", 1.0),
+        stream.event,
+        lambda: stream.act("waited", 0.0),
+    )
+    assert found == 0.25
+    assert stream.done == ["delay", "collective", "event", "collective", "event", "waited"]
+
+
+class FakeBench:
+    """Measures without ranks: a collective takes a second for each kB."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self.clock = clock
+
+    def compare_clocks(self) -> None:
+        pass
+
+    def agrees(self, answer: bool) -> bool:
+        return answer
+
+    def measure(self, task: MeasuringTask, share_s: float) -> Measurement:
+        self.clock[0] += 4 * task.nbytes / 1000
+        return Measurement(task, (task.nbytes / 1000,) * 3)
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "sure_nbytes", "largest"),
+    [(0, math.inf, 64_000), (0, 4000, 4000), (400, 4000, 16_000), (1e4, 0, 64_000)],
+)
+def test_sizes_that_the_budget_does_not_reach_are_left_out(monkeypatch, budget_s, sure_nbytes, largest):
+    clock = [0.0]
+    monkeypatch.setattr(measure, "ProcessWorld", lambda *_, **__: None)
+    monkeypatch.setattr(measure, "precise_sleeps", lambda: None)
+    monkeypatch.setattr(measure, "compare_clocks", lambda: None)
+    monkeypatch.setattr(measure, "now_s", lambda: clock[0])
+    monkeypatch.setattr(measure, "_Bench", lambda *_: FakeBench(clock))
+    todo = tasks(1, 2, (1000, 4000, 16_000, 64_000), ("all_reduce", "all_gather"))
+    connection = SimpleNamespace(timeout_s=1.0)
+    found = measure_task(connection, todo, budget_s=budget_s, gap_s=0.0, sure_nbytes=sure_nbytes)
+    assert max(each.task.nbytes for each in found) == largest
+    assert [each.task for each in found] == todo[: len(found)]
 
 
 # ---------------------------------------------------------------- the command
@@ -491,7 +626,7 @@ def check_raw(results, found: Cluster) -> None:
     assert len(rows) == 2 * (5 * 4 + 2)
     times = results["calls"]
     assert 0 < times["enqueue_s"] <= times["queued_s"]
-    assert times["waited_s"] == statistics.median(rows["all_reduce", "node", 992])
+    assert times["waited_s"] > 0
     assert found.collectives.overhead_s == 0  # gloo's host moves the data
     assert all(min(seconds) > 0 for seconds in rows.values())
     assert len(rows["all_reduce", "all per node", 4000]) == 2 * len(rows["all_reduce", "one per node", 4000])
