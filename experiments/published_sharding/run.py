@@ -11,12 +11,11 @@ from functools import cache
 from pathlib import Path
 from statistics import median
 
-import sharded
 from deferred import deferred_table
 from memory import memory_table
 from rates_of_rows import Prediction, families, is_alike, predictions
 from ring_steps import large_table, pairs_table, steps_table
-from sharded_doubt import doubt_table, residuals_text
+from sharded_doubt import RESIDUALS, doubt_table, residuals_text
 
 from simdist.report import page_command
 
@@ -204,7 +203,7 @@ def tables() -> dict[str, str]:
 def main() -> None:
     """Run the experiment."""
     if "--write" in sys.argv:
-        sharded.FILE.write_text(residuals_text(), encoding="utf-8")
+        RESIDUALS.write_text(residuals_text(), encoding="utf-8")
     page_command(__doc__ or "", HERE / "README.md", tables)
 
 

@@ -23,6 +23,7 @@ from estimate import N_PLACES, Residual, of_training
 
 from simdist.studies.published_errors import of_published_rows
 
+RESIDUALS = sharded.FILE
 SLOWEST_STEP = "80 us"
 """Of a ring: the upper end of the range where nobody measured it."""
 LONGER = 1.05
