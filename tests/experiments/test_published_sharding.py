@@ -66,7 +66,7 @@ def test_page_shows_the_better_degree_of_sharing_and_it_is_the_measured_one():
         assert in_machine.simulated_per_s > among_all.simulated_per_s
     assert found[8, "zero1"].simulated_per_s == found[8, "zero1-node"].simulated_per_s
     assert max(abs(each.errors[0]) for each in found.values() if each.row.gpus <= 128) < 0.03
-    assert max(abs(each.errors[0]) for (_, sharding), each in found.items() if sharding == "zero1-node") < 0.05
+    assert max(abs(each.errors[0]) for (_, sharding), each in found.items() if sharding == "zero1-node") < 0.06
 
 
 def test_page_shows_what_one_all_reduce_for_all_micro_batches_takes():
