@@ -4,10 +4,11 @@
     python benchmarks/questions.py --only bert        questions whose name has this text, and no growth
     python benchmarks/questions.py --against OTHER    the same of another clone of the project, in turn, and the ratio
     python benchmarks/questions.py --quick            so small that the numbers mean nothing; seconds
-    python benchmarks/questions.py --json             the numbers for machines
+    python benchmarks/questions.py --json FILE        the numbers for machines, too
 
-Each question is a command as users type it, in a process of its own. CPU seconds are those of all its processes, with
-the start of Python and the import of packages. A second process tells where the time goes, by cProfile. Answers of two
+Each row is printed, and FILE written again, when its question is answered. A question is a command as users type it, in
+a process of its own. CPU seconds are those of all its processes, with the start of Python and the import of packages. A
+second process tells where the time goes, by cProfile. Answers of two
 clones are compared: there is only a ratio if they are equal.
 
 Growth is that of a comparison with ranges and stragglers, without the start, over three sizes each of ranks, buckets
@@ -29,13 +30,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.tables import table  # noqa: E402
+from benchmarks.tables import aligned, table  # noqa: E402
 from simdist.scenario import loads  # noqa: E402
 from simdist.studies.comparison import compare  # noqa: E402
 
@@ -394,25 +396,52 @@ def rows(answers: Sequence[Answer], others: Sequence[Answer]) -> Iterator[dict[s
         yield row
 
 
-def measured(options: argparse.Namespace) -> dict[str, object]:
-    """Ask all questions that are wanted."""
-    answers: list[Answer] = []
-    others: list[Answer] = []
+def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Ask all questions that are wanted, and yield what is known after each."""
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "questions": [],
+        "other": [],
+        "growth": [],
+    }
     for question in questions(quick=options.quick):
         if options.only not in question.name:
             continue
-        if sys.stderr.isatty():
-            print(f"{question.name} ...", file=sys.stderr, flush=True)
-        answers.append(replace(ask(question, ROOT), shares=where(question, ROOT)))
+        found["questions"].append(asdict(replace(ask(question, ROOT), shares=where(question, ROOT))))
         if options.against:
-            others.append(ask(question, options.against.resolve()))
-    return {
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "questions": [asdict(each) for each in answers],
-        "other": [asdict(each) for each in others],
-        "growth": [] if options.only else growth(QUICK if options.quick else Sizes()),
-    }
+            found["other"].append(asdict(ask(question, options.against.resolve())))
+        yield found
+    if not options.only:
+        found["growth"] = growth(QUICK if options.quick else Sizes())
+        yield found
+
+
+def show(found: dict[str, Any], width: int) -> None:
+    """Print what was measured last: a question, below the heading if it is the first, or how cost grows.
+
+    Args:
+        found: What is known so far.
+        width: Characters of the longest name of a question.
+    """
+    if found["growth"]:
+        grown = [
+            {
+                "growth with": each["of"],
+                "sizes": " ".join(map(str, each["sizes"])),
+                "CPU s": " ".join(f"{seconds:.2g}" for seconds in each["cpu_s"]),
+                "exponent": f"{each['exponent']:.2f}",
+            }
+            for each in found["growth"]
+        ]
+        print(table("growth", grown))
+        return
+    answers, others = ([Answer(**each) for each in found[key][-1:]] for key in ("questions", "other"))
+    (row,) = rows(answers, others)
+    widths = [width, *(max(len(name), 6) for name in list(row)[1:])]
+    if len(found["questions"]) == 1:
+        print("questions", aligned(list(row), widths), sep="\n")
+    print(aligned([str(cell) for cell in row.values()], widths), flush=True)
 
 
 def main() -> int:
@@ -421,25 +450,13 @@ def main() -> int:
     parser.add_argument("--only", default="", help="questions whose name has this text, and no growth")
     parser.add_argument("--against", type=Path, help="another clone of the project")
     parser.add_argument("--quick", action="store_true", help="so small that the numbers mean nothing")
-    parser.add_argument("--json", action="store_true", help="the numbers for machines")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file for the numbers, written after each question")
     options = parser.parse_args()
-    found = measured(options)
-    if options.json:
-        print(json.dumps(found, indent=1))
-        return 0
-    answers, others = ([Answer(**each) for each in found[key]] for key in ("questions", "other"))  # type: ignore[attr-defined]
-    print(table("questions", list(rows(answers, others))))
-    grown = [
-        {
-            "growth with": each["of"],
-            "sizes": " ".join(map(str, each["sizes"])),
-            "CPU s": " ".join(f"{seconds:.2g}" for seconds in each["cpu_s"]),
-            "exponent": f"{each['exponent']:.2f}",
-        }
-        for each in found["growth"]  # type: ignore[attr-defined]
-    ]
-    if grown:
-        print(table("growth", grown))
+    width = max(len(each.name) for each in questions(quick=options.quick))
+    for found in measured(options):
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        show(found, width)
     return 0
 
 

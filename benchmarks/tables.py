@@ -1,13 +1,19 @@
 """Tables of what benchmarks measured, for people."""
 
+from collections.abc import Sequence
+
 
 def table(title: str, rows: list[dict[str, object]]) -> str:
     """Return rows as aligned text."""
     cells = [[shown(value) for value in row.values()] for row in rows]
     head = list(rows[0])
     widths = [max(len(line[column]) for line in [head, *cells]) for column in range(len(head))]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in [head, *cells]]
-    return "\n".join([title, *lines, ""])
+    return "\n".join([title, *(aligned(line, widths) for line in [head, *cells]), ""])
+
+
+def aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Return cells as a line of text, each as wide as stated."""
+    return "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
 
 
 def shown(value: object) -> str:

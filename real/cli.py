@@ -21,8 +21,8 @@ import click
 from real import jobs, models
 from real.data.inputs import DataOptions, InputReader, open_input
 from real.data.tallies import Tally, gather_tallies, reads_of, salvage_tallies, tally_path, totals
+from real.execution.one_rank import perform_among_simulated
 from real.execution.running import RunReport, check_world, perform_run
-from real.execution.simulated_peers import perform_among_simulated
 from real.processes.exit_codes import run_command
 from real.processes.launch import Connection, choose_device, connect, place
 from real.programs.precision import AUTOCAST
@@ -99,6 +99,12 @@ def main(args: Sequence[str] | None = None) -> int:
     "--peers",
     type=click.Choice(["simulated"]),
     help="This process, without torchrun, is one rank; its peers are simulated.",
+)
+@click.option(
+    "--channels",
+    type=click.IntRange(0),
+    default=16,
+    help="With --peers on a GPU: thread blocks of a collective, which slow down computing as NCCL's do; 0 for none.",
 )
 @click.option("--debug", is_flag=True, expose_value=False, help="Show where an error comes from.")
 def _command(**given: Any) -> None:
@@ -243,7 +249,7 @@ def _one_among_simulated(run: RunDirectory, build: jobs.Build | None, options: S
         checkpoints=options.checkpoints,
     )
     simulated, peers = jobs.simulate_peers(run, options.rank)
-    done = perform_among_simulated(run.plan, run.delays, program, peers, device=device)
+    done = perform_among_simulated(run.plan, run.delays, program, peers, device=device, channels=options.channels)
     source = f"real rank {options.rank}, peers simulated, on {device.type}, {program.name}"
     trace = replace(trace_of_rank(simulated, options.rank, done.times_s, done.ends_s, source), run=done.report.run)
     _save(run, trace, done.report, None, None)

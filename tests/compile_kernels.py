@@ -5,6 +5,8 @@ from typing import Any
 TYPES = {
     **dict.fromkeys(("maxima", "span_maxima", "scale", "threshold"), "*fp32"),
     **dict.fromkeys(("span_sums", "drawn"), "*fp64"),
+    **dict.fromkeys(("times", "arrived", "ends", "lags", "durations"), "*i64"),
+    **dict.fromkeys(("number", "width", "n_chunks", "n_places"), "i32"),
     **dict.fromkeys(("count", "n_tiles", "n_spans", "n_groups", "k", "span_size", "groups_in_span"), "i32"),
     "values": "*bf16",
 }  # whatever else there is points to int32
@@ -23,7 +25,7 @@ def main() -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from real.kernels import triton_candidates, triton_dgc, triton_mstopk
+    from real.kernels import triton_candidates, triton_dgc, triton_meeting, triton_mstopk
 
     target = GPUTarget("cuda", 90, 32)
     constants_of: dict[Any, dict[str, Any]] = {
@@ -38,6 +40,8 @@ def main() -> None:
         triton_candidates._count_keys: {"DIGIT": 2} | DIGITS,
         triton_candidates._count_taken: DIGITS,
         triton_candidates._write: DIGITS | SPANS,
+        triton_meeting._arrive: {},
+        triton_meeting._hold: {"WIDTH": 4, "CHUNK": 4096, "NEVER": triton_meeting.NEVER, "MOST_LOOKS": 10**8},
     }
 
     for kernel, constants in constants_of.items():

@@ -230,7 +230,10 @@ def machine(dry_run: bool) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Return the commit of this clone, with a + if files differ from it; None where there is no git or no history."""
+    """Return the commit of this clone, with a + if files differ from it; None where there is no git or no history.
+
+    Results of earlier runs do not count.
+    """
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         return None
 
@@ -239,7 +242,8 @@ def commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
 
     try:
-        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain") else "")
+        changed = git("status", "--porcelain", "--", ".", f":!{RESULTS.relative_to(ROOT)}")
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None
 

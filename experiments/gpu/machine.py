@@ -27,6 +27,7 @@ def run(part: common.Part) -> None:
         properties = torch.cuda.get_device_properties(0)
         facts |= {
             "device": properties.name,
+            "gpus": torch.cuda.device_count(),
             "memory_nbytes": properties.total_memory,
             "compute_capability": f"{properties.major}.{properties.minor}",
             "driver": _driver(),

@@ -13,11 +13,12 @@ from rows import Collective, Training
 from simdist.cost import Shared, price
 from simdist.cost.plain import linear_s, plain_ring_s
 from simdist.plan import AllGather, AllReduce, Broadcast, Buffer, Group, Plan, Reduce, ReduceScatter
-from simdist.runs.building import Built, job
+from simdist.plan.delays import SeedDelays
+from simdist.runs.building import Built, delay_sampler, job
 from simdist.scenario import Cluster, Scenario, Tensor, Workload, load
 from simdist.scenario.fields import find_field, parse_path, with_value
 from simdist.settings.units import parse_seconds
-from simdist.studies.measuring import ScheduleTimes, measure
+from simdist.studies.measuring import ScheduleTimes, measure, measure_delays
 
 N_SEEDS = 4
 ITEM_NBYTES = 4
@@ -33,7 +34,14 @@ def built_of(scenario: Scenario) -> Built:
 
 
 def simulated(scenario: Scenario, built: Built) -> ScheduleTimes:
-    """Return the times of the steps as stated."""
+    """Return the times of the steps as stated, of seeds that are the same whichever seeds a study takes."""
+    seeds = range(N_SEEDS if scenario.is_random else 1)
+    delays = SeedDelays(seeds, partial(delay_sampler, scenario), is_random=scenario.is_random)
+    return measure_delays(scenario, built, delays)
+
+
+def studied(scenario: Scenario, built: Built) -> ScheduleTimes:
+    """Return the times of the steps as a study has them, with whose seeds draws are compared."""
     return measure(scenario, built, n_seeds=N_SEEDS if scenario.is_random else 1)
 
 

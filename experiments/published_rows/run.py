@@ -224,7 +224,7 @@ def _of_training(row_: published.Training, line: Line, table: dict[str, Any]) ->
     scenario = row_.scenario()
     doubts = kinds_of_step(scenario, line.classes.partition("+")[0], table)
     built = predict.built_of(scenario)
-    times = predict.simulated(scenario, built)
+    times = predict.studied(scenario, built)
     times = with_draws(scenario, built, times, doubts=doubts)
     found = row(times, times).step_s_range
     assert found

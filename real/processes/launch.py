@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Literal
@@ -160,7 +160,7 @@ def connect(
     The default process group can always move CPU tensors with gloo.
 
     Args:
-        backend: backend of the tensors; auto takes nccl if each rank of this machine has its own GPU, else gloo.
+        backend: backend of the tensors; auto takes nccl if each rank has its own GPU, else gloo.
         device: device of the tensors; auto takes CUDA if available. Ranks may share a GPU under gloo.
         timeout_s: for each wait for others, such as a collective.
         start_timeout_s: for the start of all ranks, if it is longer: they load their libraries at different speeds.
@@ -174,8 +174,10 @@ def connect(
     limits_s = timeout_s, max(timeout_s, start_timeout_s)
     meeting = meet(here, environ, limits_s[1])
     with _guarded(here, meeting, limits_s, exit_with_parent=exit_with_parent) as guard:
-        chosen, where = _choose(here, backend, device)
-        connection = Connection(here, where, chosen, guard, meeting.agreed, timeout_s)
+        start = Connection(here, torch.device("cpu"), "gloo", guard, meeting.agreed, timeout_s)
+        gpus = start.exchange("the GPU of each rank", gpu_of(here))
+        chosen, where = backend_and_device(here, backend, device, own_gpus=all(gpus) and len(set(gpus)) == len(gpus))
+        connection = replace(start, device=where, backend=chosen)
         connection.agree("backend and device", f"{chosen} on {where.type}")
         with _loopback(here, environ["MASTER_ADDR"]):
             _open_group(
@@ -258,18 +260,45 @@ def choose_device(device: Literal["auto", "cpu", "cuda"]) -> torch.device:
     Raises:
         RunError: It has no GPU, and `cuda` is asked for.
     """
-    return _choose(RankPlace(0, 1, 0, 1), "auto", device)[1]
+    return backend_and_device(RankPlace(0, 1, 0, 1), "auto", device, own_gpus=True)[1]
 
 
-def _choose(here: RankPlace, backend: str, device: str) -> tuple[Backend, torch.device]:
-    """Choose the backend and the device."""
-    n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+def _n_gpus() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def gpu_of(here: RankPlace) -> str:
+    """Return what tells the GPU of a rank from all others; empty if there is none.
+
+    Numbers of GPUs do not: a launcher such as Slurm may show each rank one GPU, number 0.
+    """
+    n_gpus = _n_gpus()
+    if not n_gpus:
+        return ""
+    number = here.local_rank % n_gpus
+    unnamed = f"{socket.gethostname()} {number}"  # by torch before 2.5
+    return str(getattr(torch.cuda.get_device_properties(number), "uuid", unnamed))
+
+
+def backend_and_device(here: RankPlace, backend: str, device: str, *, own_gpus: bool) -> tuple[Backend, torch.device]:
+    """Choose the backend and the device.
+
+    Args:
+        here: This rank.
+        backend: As of `connect`; likewise `device`.
+        device: See there.
+        own_gpus: No two ranks share a GPU, and each has one.
+
+    Raises:
+        RunError: Names what this rank lacks.
+    """
+    n_gpus = _n_gpus()
     me = f"rank {here.rank} ({socket.gethostname()})"
     found = f"{n_gpus} GPUs for {here.local_world_size} ranks on this machine"
     on_cuda = device == "cuda" or backend == "nccl" or (device == "auto" and n_gpus > 0)
     if backend == "nccl" and device == "cpu":
         raise RunError("nccl moves tensors of GPUs only, and --device is cpu; use --backend gloo")
-    if backend == "nccl" and n_gpus < here.local_world_size:
+    if backend == "nccl" and not (n_gpus and own_gpus):
         raise RunError(f"{me}: nccl needs a GPU for each rank, found {found}; use --backend gloo, or start fewer ranks")
     if backend == "nccl" and not dist.is_nccl_available():
         raise RunError(f"{me}: this build of torch has no nccl; use --backend gloo")
@@ -277,8 +306,8 @@ def _choose(here: RankPlace, backend: str, device: str) -> tuple[Backend, torch.
         raise RunError(f"{me}: --device cuda, and found {found}; use --device cpu --backend gloo")
     if not on_cuda:
         return "gloo", torch.device("cpu")
-    own = n_gpus >= here.local_world_size and dist.is_nccl_available()
-    chosen: Backend = "nccl" if backend != "gloo" and own else "gloo"
+    takes_nccl = backend != "gloo" and own_gpus and dist.is_nccl_available()
+    chosen: Backend = "nccl" if takes_nccl else "gloo"
     return chosen, torch.device("cuda", here.local_rank % n_gpus)
 
 

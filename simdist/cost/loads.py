@@ -99,10 +99,10 @@ class LoadCosts:
     def _files(self) -> _Files:
         storage = self._storage
         nbytes = np.array(self._dataset.file_nbytes, dtype=np.float64)  # one size for all files, or one each
-        requests = np.ceil(nbytes / storage.request_nbytes)
         rate_Bps = min(self._topology.network.capacity_Bps, storage.bandwidth_Bps, storage.client_bandwidth_Bps)
-        seconds = storage.open_s + requests * storage.latency_s + nbytes / rate_Bps
-        return _Files(*(np.broadcast_to(each, self._dataset.n_samples) for each in (nbytes, requests + 1, seconds)))
+        operations = storage.requests(nbytes) + 1
+        seconds = storage.latencies_s(nbytes) + nbytes / rate_Bps
+        return _Files(*(np.broadcast_to(each, self._dataset.n_samples) for each in (nbytes, operations, seconds)))
 
     @property
     def _peer_request_s(self) -> float:

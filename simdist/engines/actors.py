@@ -31,7 +31,7 @@ def perform(actor: Actor, cluster: LiveCluster) -> tuple[str, Steps]:
         raise RunError(f"actor {actor!r} is called with the environment and the cluster: {error}") from error
     if not isinstance(steps, Generator):
         raise RunError(f"actor {actor!r} is no generator function: it returned {steps!r}, and must yield events")
-    name = f"actor {steps.__name__}"  # type: ignore[attr-defined]  # generators have a name
+    name = f"actor {getattr(actor, 'kind', steps.__name__)}"  # type: ignore[attr-defined]  # generators have a name
     return name, _performed(name, steps, cluster)
 
 

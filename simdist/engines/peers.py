@@ -92,7 +92,7 @@ def find_peers(trace: Trace, rank: int) -> PeerArrivals:
     seconds = took.durations_s[rows, rank]
     dependence = _Dependence(trace.end_s[rows, rank], seconds)
     _follow(plan, took, rank, dependence.meet, dependence.shortened)
-    width = max((len(lags_s) for _, lags_s in dependence.met), default=0)
+    width = max((len(lags_s) for _, lags_s in dependence.met), default=1) or 1
     sources = np.zeros((len(rows), width), dtype=np.int64)
     lag_s = np.full((len(rows), width), _NEVER)
     for number, (numbers, lags_s) in enumerate(dependence.met):

@@ -45,6 +45,7 @@ from simdist.studies.columns import (
 from simdist.studies.comparison import Comparison
 from simdist.studies.data_knobs import KnobEffects
 from simdist.studies.epochs import Epochs
+from simdist.studies.remarks import Remark
 from simdist.studies.tolerable_rate import COLUMNS as TOLERABLE
 from simdist.studies.tolerable_rate import Tolerances
 from simdist.sweeps.definition import Sweep
@@ -142,7 +143,19 @@ def plot(result: _Pictured) -> "Figure":
 
 
 def html_of(result: _Shown) -> str:
-    """Return a result as HTML, as notebooks show it."""
+    """Return a result as HTML, as notebooks show it, with the remarks on it."""
+    remarks: Sequence[Remark] = ()
+    match result:
+        case Comparison() | Tuned() | Tolerances() | Gains():
+            remarks = result.remarks
+        case LearnedSchedules() if result:
+            remarks = result.remarks
+        case Table():
+            remarks = result.shown_remarks
+    return join([_without_remarks(result), *(tag("p", f"{each}.") for each in remarks)])
+
+
+def _without_remarks(result: _Shown) -> Html:
     match result:
         case Scenario():
             return _scenario_html(result)
@@ -151,7 +164,7 @@ def html_of(result: _Shown) -> str:
             told = facets.told(result)
             tables = [_table(result.title, columns, [each.cells(told) for each in result])]
             tables += [_table(each.title, each.columns, each.records) for each in facets.tables(result, result.base)]
-            return join([*tables, *(tag("p", f"{each}.") for each in result.remarks)])
+            return join(tables)
         case Tuned():
             rows = [each.row.cells(()) for each in result.finalists]
             return _table("finalists, with fresh seeds", (SCHEDULE, STEP_TIME, SPEEDUP, *STATE_COLUMNS), rows)
@@ -279,8 +292,7 @@ def _sweep_html(results: Table) -> Html:
     n_rows = len(results.results)
     of_all = f", the first {_MOST_ROWS}" if n_rows > _MOST_ROWS else ""
     over = f"; speed-up over {results.baseline}" if results.baseline else ""
-    table = _table(f"{n_rows:,} {plural(n_rows, 'row')}{of_all}{over}", columns, shown)
-    return join([table, *(tag("p", f"{each}.") for each in results.shown_remarks)])
+    return _table(f"{n_rows:,} {plural(n_rows, 'row')}{of_all}{over}", columns, shown)
 
 
 def _sweep_record(result: ResultRow, varied: Sequence[str]) -> dict[str, object]:

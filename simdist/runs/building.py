@@ -170,7 +170,7 @@ def build(scenario: Scenario, schedule: Schedule, *, proves: bool = True) -> Bui
     described = job(in_steps(scenario, schedule))
     plan = _legal_plan(schedule, described)
     n_proved_ranks = _n_proved_ranks(schedule, described) if proves else 0
-    return Built(schedule, plan, price_of(plan, scenario), n_proved_ranks)
+    return Built(schedule, plan, price_of(plan, scenario), n_proved_ranks, scenario.actors)
 
 
 @lru_cache(maxsize=_MOST_PLANS)
@@ -224,10 +224,10 @@ def live_of(
     Args:
         scenario: The scenario.
         costs: Prices from `price_of`.
-        actors: The user's processes.
+        actors: The user's processes, beside those that the scenario names.
         observers: See `Live`.
     """
-    return Live(actors, observers, lambda _: traffic(scenario, costs, scenario.seed))
+    return Live((*scenario.actors, *actors), observers, lambda _: traffic(scenario, costs, scenario.seed))
 
 
 def delay_sampler(scenario: Scenario, seeds: Sequence[int]) -> DelaySampler:

@@ -85,6 +85,12 @@ class RunDirectory:
     @property
     def only_simulated(self) -> str | None:
         """What of the run only the simulator can do, why, and what to write instead; None if real ranks can do all."""
+        if self.scenario.actors:
+            kinds = ", ".join(each.kind_in_files() for each in self.scenario.actors)
+            return (
+                f"actors ({kinds}) can be simulated only: they are processes of the simulation, and no rank performs "
+                f"them; remove `actors`, or leave this run out"
+            )
         return only_simulated(self.plan)
 
 

@@ -6,14 +6,15 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo, model_validator
 
 from simdist.plan.group import MAX_WORLD_SIZE
 from simdist.scenario.effects import WITHOUT_DATA, Uses
 from simdist.scenario.gpus import Generation, generation_of
 from simdist.scenario.link import Link
 from simdist.scenario.uncertain import Range, check_ranges
-from simdist.settings.base import Fault, Settings, SettingsGroup, refuse
+from simdist.settings.base import Fault, Settings, SettingsGroup, refuse, validate_by_kind
+from simdist.settings.plugins import STORAGES, OpenKinds, kind_of, written_kind
 from simdist.settings.precision import Peak
 from simdist.settings.units import (
     BytesPerSecond,
@@ -127,6 +128,8 @@ class DeviceOverride(Selection):
 class Storage(Settings):
     """File servers that nodes read from, such as NFS. Each has all files.
 
+    A storage of a user's own is a subclass with a `kind`, which overrides `requests` or `latencies_s`.
+
     Reading a file takes `open_s`, and then `latency_s` for each request of up to `request_nbytes`; of the server's
     operations it takes one more than it has requests. Each reader of a rank has one request in flight.
 
@@ -157,6 +160,18 @@ class Storage(Settings):
     batch_s: Annotated[Seconds, Field(exclude_if=lambda seconds: not seconds)] = 0.0
     source: str = ""
 
+    def requests(self, nbytes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return how many requests each file of a data set takes, given its bytes."""
+        return np.asarray(np.ceil(nbytes / self.request_nbytes))
+
+    def latencies_s(self, nbytes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the seconds that a reader waits for each file of a data set besides the transfer of its bytes."""
+        return self.open_s + self.requests(nbytes) * self.latency_s
+
+    def kind_in_files(self) -> str | None:
+        """Return the `kind` by which a scenario finds the class of a user again; None for this one."""
+        return written_kind(type(self), STORAGES) if kind_of(type(self)) else None
+
     def unused(self, uses: Uses) -> Iterator[str]:
         """Yield a sentence for each setting without effect."""
         if uses.source == "storage" and not uses.has_data:
@@ -166,6 +181,14 @@ class Storage(Settings):
             yield from (f"cluster.storage.{key} {WITHOUT_DATA}" for key in keys)
         if not uses.storage:
             yield f"cluster.storage has no effect: with input.source {uses.source} nothing reads from it"
+
+
+#: The classes of storage that `kind` may name. None ships: without `kind`, it is `Storage`.
+STORAGE_KINDS: OpenKinds[Storage] = OpenKinds("storage", STORAGES, lambda: (Storage,), dict, lambda _: None)
+
+
+def _choose_storage(value: object, info: ValidationInfo) -> object:
+    return validate_by_kind(value, STORAGE_KINDS, info) if isinstance(value, dict) and "kind" in value else value
 
 
 class Disk(Settings):
@@ -409,7 +432,7 @@ class Cluster(Settings):
     collectives: ClusterCollectives = ClusterCollectives()
     device: Device = Device()
     slow_devices: tuple[DeviceOverride, ...] = ()
-    storage: Storage | None = None
+    storage: Annotated[SerializeAsAny[Storage] | None, BeforeValidator(_choose_storage)] = None
     disk: Disk | None = None
     memory: HostMemory | None = None
     host: Annotated[ClusterHost, Field(exclude_if=lambda host: host == ClusterHost())] = ClusterHost()

@@ -401,8 +401,9 @@ def _place_in(here: tuple[object, ...], key: str | int, above: Path) -> int:
 
 def _settings_class(annotation: object) -> type[Settings] | None:
     """Return the only class of settings in an annotation such as `Storage | None`."""
-    classes = [each for each in (annotation, *get_args(annotation)) if isinstance(each, type)]
-    found = [each for each in classes if issubclass(each, Settings)]
+    parts = (annotation, *get_args(annotation))
+    classes = (get_args(each)[0] if get_origin(each) is Annotated else each for each in parts)
+    found = [each for each in classes if isinstance(each, type) and issubclass(each, Settings)]
     return found[0] if len(found) == 1 else None
 
 

@@ -1,12 +1,13 @@
-"""Links that misbehave: disturbances `on: link`, and flows of other jobs. `simdist.scenario.link_sampling` draws them.
+"""Links that misbehave, flows of other jobs, and actors. `simdist.scenario.link_sampling` draws the first two.
 
 A *share* is what is left of the rate of a link: 1 undisturbed, 0.5 half of it. What several disturbances leave of one
 link multiplies. Times count from the start of the run; latencies stay as they are.
 """
 
+import abc
 import math
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +17,11 @@ from simdist.scenario.cluster import Cluster, Count, Selection
 from simdist.scenario.effects import Uses
 from simdist.scenario.recordings import RecordingFile, TableForm, read_table
 from simdist.settings.base import Fault, Settings, refuse, shown
-from simdist.settings.plugins import FixedKinds
+from simdist.settings.plugins import ACTORS, FixedKinds, OpenKinds, written_kind
 from simdist.settings.units import Fraction, Nbytes, Seconds
+
+if TYPE_CHECKING:
+    import simpy
 
 LinkKind: TypeAlias = Literal["nic", "nic_out", "nic_in", "fabric", "fabric_out", "fabric_in", "switch", "storage"]
 _Floats: TypeAlias = NDArray[np.float64]
@@ -30,6 +34,32 @@ _FORM = TableForm(
     values="times and shares are finite and 0 or more",
     place="row {}, column {}",
 )
+
+
+class CustomActor(Settings, abc.ABC):
+    """A process of a user's own: it takes bandwidth, slows links down or holds ranks up while a plan is simulated.
+
+    A subclass sets `kind`, a `Literal` field with a name for people, and adds its settings as fields.
+    """
+
+    kind: str
+
+    @abc.abstractmethod
+    def __call__(self, env: "simpy.Environment", cluster: Any) -> "Iterator[simpy.Event]":
+        """Yield events until it ends. Each schedule and seed starts it anew, and the last rank ends it.
+
+        Args:
+            env: The environment; its time counts in seconds from the start of the run.
+            cluster: The `simdist.engines.live.LiveCluster`.
+        """
+
+    def kind_in_files(self) -> str:
+        """Return the `kind` by which a scenario finds the class again."""
+        return written_kind(type(self), ACTORS)
+
+
+#: The classes that `kind` may name in `actors` of a scenario. None ships.
+ACTOR_KINDS: OpenKinds[CustomActor] = OpenKinds("actor", ACTORS, lambda: (CustomActor,), dict, lambda _: None)
 
 
 def _some(share: float) -> float:

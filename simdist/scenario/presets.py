@@ -174,13 +174,16 @@ def _merged(base: dict[str, object], overrides: dict[str, object]) -> dict[str, 
     merged = {key: item for key, item in base.items() if key not in replaced}
     for key, item in overrides.items():
         below = merged.get(key)
-        is_merged = isinstance(below, dict) and isinstance(item, dict) and item != {}  # who writes {} wants none
-        merged[key] = _merged(below, item) if is_merged else item
+        if isinstance(below, dict) and isinstance(item, dict) and item:  # who writes {} wants none
+            merged[key] = _merged(below, item)
+        else:
+            merged[key] = item
     ranges = base.get("uncertain")
-    own = overrides.get("uncertain", ranges)
-    if isinstance(ranges, dict) and isinstance(own, dict) and own:  # who states another value has measured it
+    own = overrides.get("uncertain", {})
+    is_emptied = "uncertain" in overrides and not own
+    if isinstance(ranges, dict) and isinstance(own, dict) and not is_emptied:  # who states another value measured it
         stated = {path: each for path, each in ranges.items() if _at(merged, path) == _at(base, path)}
-        merged["uncertain"] = stated | overrides.get("uncertain", {})
+        merged["uncertain"] = stated | own
     return merged
 
 

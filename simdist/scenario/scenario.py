@@ -25,7 +25,14 @@ from simdist.scenario.disturbances import KINDS as DISTURBANCE_KINDS
 from simdist.scenario.disturbances import Disturbance, Interference, Recorded, UnevenWork
 from simdist.scenario.effects import WITHOUT_DATA, EffectSource, Uses
 from simdist.scenario.facts import Imported
-from simdist.scenario.links import FLOW_KINDS, LINK_KINDS, LinkDisturbance, TrafficPattern
+from simdist.scenario.links import (
+    ACTOR_KINDS,
+    FLOW_KINDS,
+    LINK_KINDS,
+    CustomActor,
+    LinkDisturbance,
+    TrafficPattern,
+)
 from simdist.scenario.loading import SettingsT, in_full, read_text, validated
 from simdist.scenario.strict_yaml import BASES, path_text
 from simdist.scenario.uncertain import Range, check_ranges
@@ -214,6 +221,11 @@ def _choose_flows(value: object, info: ValidationInfo) -> TrafficPattern:
     return flows
 
 
+def _choose_actor(value: object, info: ValidationInfo) -> CustomActor:
+    actor: CustomActor = validate_by_kind(value, ACTOR_KINDS, info)
+    return actor
+
+
 def _choose_schedule(value: object, info: ValidationInfo) -> Schedule:
     schedule: Schedule = validate_by_kind(settings_of_name(value), SCHEDULE_KINDS, info)
     cluster = info.data.get("cluster")
@@ -339,6 +351,7 @@ class Scenario(Settings):
         checkpoint: Files that ranks write every so many steps; absent: none.
         disturbances: Delays of ranks, which add up, and links that misbehave, whose shares multiply.
         background: Flows of other jobs over the same links.
+        actors: Processes of users beside the plan.
         schedules: One or more, with distinct labels.
         imported: Facts of the real job that it was imported from.
         uncertain: Ranges of numbers that nobody measured, by path, such as `disturbances.0.sigma`.
@@ -363,6 +376,10 @@ class Scenario(Settings):
     ] = ()
     background: Annotated[
         tuple[Annotated[TrafficPattern, BeforeValidator(_choose_flows)], ...], Field(exclude_if=lambda flows: not flows)
+    ] = ()
+    actors: Annotated[
+        tuple[Annotated[SerializeAsAny[CustomActor], BeforeValidator(_choose_actor)], ...],
+        Field(exclude_if=lambda actors: not actors),
     ] = ()
     schedules: Annotated[
         tuple[Annotated[SerializeAsAny[Schedule], BeforeValidator(_choose_schedule)], ...],
@@ -453,8 +470,10 @@ class Scenario(Settings):
 
     @property
     def has_links(self) -> bool:
-        """Whether a link is disturbed, or other jobs use one."""
-        return bool(self.background) or any(isinstance(each, LinkDisturbance) for each in self.disturbances)
+        """Whether a link is disturbed, or other jobs or actors use one."""
+        return bool(self.background or self.actors) or any(
+            isinstance(each, LinkDisturbance) for each in self.disturbances
+        )
 
     @property
     def policies(self) -> frozenset[Policy]:
@@ -547,9 +566,9 @@ class Scenario(Settings):
             yield f"{place}.compression has no effect: gradients are of type {workload.dtype} already"
 
     def without_links(self) -> Self:
-        """Return a copy whose links are as they should be, with no other jobs on them."""
+        """Return a copy whose links are as they should be, with no other jobs or actors on them."""
         delays = tuple(each for each in self.disturbances if not isinstance(each, LinkDisturbance))
-        return unchecked_copy(self, disturbances=delays, background=())
+        return unchecked_copy(self, disturbances=delays, background=(), actors=())
 
     @property
     def traced_sharding(self) -> Schedule | None:

@@ -36,6 +36,8 @@ _SettingsT = TypeVar("_SettingsT", bound=Settings)
 SCHEDULES = "simdist.schedules"
 DISTURBANCES = "simdist.disturbances"
 ALGORITHMS = "simdist.algorithms"
+ACTORS = "simdist.actors"
+STORAGES = "simdist.storages"
 
 
 def is_reference(name: object) -> bool:
@@ -206,8 +208,8 @@ class OpenKinds(Generic[_SettingsT]):
 
 def kind_of(cls: type[Settings]) -> str:
     """Return the default of the field `kind`, or an empty string."""
-    default = cls.model_fields["kind"].default
-    return default if isinstance(default, str) else ""
+    field = cls.model_fields.get("kind")
+    return field.default if field and isinstance(field.default, str) else ""
 
 
 def written_kind(cls: type[Settings], group: str) -> str:
@@ -254,7 +256,7 @@ def user_code_digest(name: str) -> str:
             return _source_digest(load_reference(name, Path()))
         found = [
             entry_points_of(group)[name]
-            for group in (SCHEDULES, DISTURBANCES, ALGORITHMS)
+            for group in (SCHEDULES, DISTURBANCES, ALGORITHMS, ACTORS, STORAGES)
             if name in entry_points_of(group)
         ]
         return "".join(_source_digest(load_entry_point(each)) for each in found)

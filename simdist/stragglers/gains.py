@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+import numpy as np
+
 from simdist.errors import ScenarioError
 from simdist.runs.building import build
 from simdist.scenario import Scenario
@@ -219,14 +221,15 @@ def _gain(measured: ScheduleTimes, base: ScheduleTimes, runs: Runs, compared: tu
         raise ScenarioError(f"{measured.label}: a step takes no time, so there is no speed-up")
     speedup = float(base.step_s.mean() / measured.step_s.mean())
     problem = _problem(runs, len(base.step_s), compared)
-    if not problem and base.unseen_s and measured.unseen_s:
-        problem = f"no two of {len(base.step_s)} runs differ, although delays are random: write more --resamples"
     interval = None
     if runs.scenario.is_random and not problem:
         speedups = base.step_s / measured.step_s
         widening = runs.widening(*compared)
         low, high = resampled_interval(speedup, speedups, widening=widening)
         interval = max(0.0, low), high
+        if low == high and (np.ptp(speedups) > 0 or (base.unseen_s and measured.unseen_s)):
+            interval = None
+            problem = f"too few of {len(speedups)} runs differ, although delays are random: write more --resamples"
     if not problem:
         interval = runs.with_error(speedup, interval)
     step_s = float(measured.step_s.mean())

@@ -300,7 +300,8 @@ def compare(  # noqa: PLR0913 (one for each option)
             progress(schedule.name, 0, 1)
         with naming(schedule.name):
             its = in_steps(scenario, schedule)
-            built = replace(build(its, schedule), actors=tuple(actors))
+            built = build(its, schedule)
+            built = replace(built, actors=(*built.actors, *actors))
             times = measure_with_additions(
                 its, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw, facets=facets, so_far=so_far
             )
@@ -427,7 +428,8 @@ def measure_with_additions(
     draw = draw or shared_delays(scenario)
 
     def again(other: Scenario) -> NDArray[np.float64]:
-        plain = replace(build(other, built.schedule), actors=built.actors)
+        plain = build(other, built.schedule)
+        plain = replace(plain, actors=(*plain.actors, *built.actors[len(scenario.actors) :]))
         return measure(other, plain, n_seeds=n_seeds, engine=engine, draw=draw, facets=(), so_far=so_far).step_s
 
     measured = measure(

@@ -126,8 +126,11 @@ def test_sweep_benchmark_tells_machines_and_people_what_it_measured(monkeypatch,
     assert "40 rows in this process and in 2" in told_to_people(monkeypatch, capsys, SWEEP, measured=found)
 
 
-def test_questions_benchmark_tells_machines_and_people_what_answers_cost(monkeypatch, capsys):
-    found = json.loads(run("--quick", "--json", "--only", "report", benchmark=QUESTIONS))
+def test_questions_benchmark_tells_machines_and_people_what_answers_cost(monkeypatch, capsys, tmp_path):
+    file = tmp_path / "questions.json"
+    printed = run("--quick", "--json", str(file), "--only", "report", benchmark=QUESTIONS)
+    assert "report, 16 ranks" in printed
+    found = json.loads(file.read_text(encoding="utf-8"))
     [row] = found["questions"]
     assert row["question"] == "report, 16 ranks"
     assert row["cpu_s"] > 0
@@ -139,9 +142,29 @@ def test_questions_benchmark_tells_machines_and_people_what_answers_cost(monkeyp
     for growing in found["growth"]:
         assert len(growing["cpu_s"]) == len(growing["sizes"]) == 3
         assert min(growing["cpu_s"]) > 0
-    text = told_to_people(monkeypatch, capsys, QUESTIONS, measured=found)
+    text = told_to_people(monkeypatch, capsys, QUESTIONS, measured=[found | {"growth": []}, found])
     for title in ("questions", "report, 16 ranks", "growth with", "ranks", "buckets", "steps"):
         assert title in text
+
+
+def test_a_question_that_fails_leaves_the_answers_before_it(monkeypatch, capsys, tmp_path):
+    script = load_script(QUESTIONS)
+    asked = [script.Question(name, ("compare",), {}) for name in ("first", "second")]
+
+    def ask(question, tree):
+        if question.name == "second":
+            raise SystemExit("second: exit code 2")
+        return script.Answer(question.name, 1.0, 100.0, "digest", {})
+
+    monkeypatch.setattr(script, "questions", lambda quick: asked)
+    monkeypatch.setattr(script, "ask", ask)
+    monkeypatch.setattr(script, "where", lambda question, tree: {"start": 1.0})
+    file = tmp_path / "questions.json"
+    monkeypatch.setattr(sys, "argv", [str(QUESTIONS), "--json", str(file)])
+    with pytest.raises(SystemExit):
+        script.main()
+    assert [each["question"] for each in json.loads(file.read_text(encoding="utf-8"))["questions"]] == ["first"]
+    assert "first" in capsys.readouterr().out
 
 
 def test_questions_of_two_clones_have_a_ratio_only_where_answers_are_equal():

@@ -1,4 +1,4 @@
-"""Schedules, disturbances and algorithms of users: every command and study takes them as those that ship."""
+"""Classes and algorithms of users: every command and study takes them as those that ship."""
 
 import ast
 import json
@@ -15,6 +15,7 @@ from chakra_messages import read_trace
 from commandline import SMALL, Answer, call, edited, write
 from engine_runs import des, fast
 
+import simdist
 from simdist import scenario as scenarios
 from simdist.errors import PlanError, ScenarioError
 from simdist.plan import AllReduce, Broadcast, Group, algorithms
@@ -29,8 +30,20 @@ from simdist.tuning.space import space
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = ROOT / "tests" / "user_modules"
 EXAMPLE = ROOT / "docs" / "examples" / "node-sgd"
-BY_MODULE = {"schedule": "node_sgd:NodeSGD", "disturbance": "node_sgd:Maintenance", "algorithm": "node_sgd:STAR"}
-BY_NAME = {"schedule": "node_sgd", "disturbance": "maintenance", "algorithm": "star"}
+BY_MODULE = {
+    "schedule": "node_sgd:NodeSGD",
+    "disturbance": "node_sgd:Maintenance",
+    "algorithm": "node_sgd:STAR",
+    "actor": "node_sgd_machines:Nightly",
+    "storage": "node_sgd_machines:Objects",
+}
+BY_NAME = {
+    "schedule": "node_sgd",
+    "disturbance": "maintenance",
+    "algorithm": "star",
+    "actor": "nightly",
+    "storage": "objects",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -149,7 +162,7 @@ def test_validate_marks_what_is_only_simulated(names: dict[str, str], file: Path
         f"local-4: only simulated: all_reduce(flat, mean over group of 8, {names['algorithm']}) takes an algorithm "
     )
     (row,) = json.loads(run("validate", runs, "--json").out)["rows"]
-    assert (row["schedule"], row["run"]) == ("local-4", str(runs / "local-4"))
+    assert (row["schedule"], row["run"]) == ("local-4", str(runs))
     assert "takes an algorithm of your own, which can be simulated only" in row["only_simulated"]
 
 
@@ -265,6 +278,97 @@ def test_subclass_of_one_that_ships_is_another_schedule() -> None:
     assert "small_buckets:SmallBuckets" in {each.kind for each in found.candidates}
     again = scenarios.loads(edited(("{kind: local_sgd, period: 4}", "{kind: 'small_buckets:SameKind', label: own}")))
     assert scenarios.loads(scenarios.dump(again)).schedules[1].kind_in_files() == "small_buckets:SameKind"
+
+
+STORED = """\
+cluster:
+  nodes: 2
+  gpus_per_node: 1
+  fabric: ideal
+  network: {latency: 0 s, bandwidth: 100 MB/s}
+  storage: STORAGE
+workload:
+  tensors: [{name: all, count: 2500000}]
+  batch_size: 1
+  sample_size: 1 MB
+  forward: 40 ms
+  backward: 80 ms
+  optimize: 10 ms
+input: INPUT
+actors: ACTORS
+schedules: [{kind: sync}, {kind: local_sgd, period: 1}]
+steps: 3
+"""
+PLAIN = "{latency: 200 ms, bandwidth: 100 MB/s}"
+FILES = "{source: storage, data: {samples: 100, file_size: 4 MiB}}"
+
+
+def stored(*, storage: str = PLAIN, actors: str = "[]", source: str = "{}") -> scenarios.Scenario:
+    text = STORED.replace("STORAGE", storage).replace("ACTORS", actors).replace("INPUT", source)
+    return scenarios.loads(text, name="own.yaml")
+
+
+def test_actor_of_a_scenario_takes_bandwidth_as_one_that_is_passed_in_python(names: dict[str, str]) -> None:
+    """Beside 3 flows, the all-reduce of 10 MB has a quarter of the card."""
+
+    def flood(env, cluster):
+        for _ in range(3):
+            cluster.flow(cluster.nic_out(0))
+        yield env.timeout(0)
+
+    quiet = stored()
+    named = stored(actors=f"[{{kind: '{names['actor']}', begin: 0 s, flows: 3}}]")
+    assert scenarios.loads(scenarios.dump(named), name="own.yaml") == named
+    found = simdist.simulate(named)
+    assert found.source == "simulated by des"
+    assert found.makespan_s == pytest.approx(3 * (0.13 + 4 * 0.1), abs=1e-9)
+    assert found.makespan_s == simdist.simulate(quiet, actors=[flood]).makespan_s
+    both = simdist.simulate(named, actors=[flood]).makespan_s
+    assert both == pytest.approx(3 * (0.13 + 7 * 0.1), abs=1e-9)
+    first, *_ = simdist.compare(named, n_seeds=2).document()["rows"]
+    assert first["step_s"] == pytest.approx(0.53, abs=1e-9)
+    assert first["added_s"] == {"links": pytest.approx(0.3, abs=1e-9)}
+
+
+def test_run_with_an_actor_is_only_simulated(names: dict[str, str], tmp_path: Path, run) -> None:
+    named = stored(actors=f"[{{kind: '{names['actor']}', begin: 1 s}}]")
+    file = write(tmp_path / "own.yaml", scenarios.dump(named))
+    run("plan", file, "--schedule", "sync", "-o", tmp_path / "runs")
+    (row,) = json.loads(run("validate", tmp_path / "runs", "--json").out)["rows"]
+    reason = f"actors ({names['actor']}) can be simulated only: they are processes of the simulation"
+    assert row["only_simulated"].startswith(reason)
+
+
+def test_storage_of_ones_own_says_what_each_file_waits_for(names: dict[str, str]) -> None:
+    """A file of 4 MiB takes 4 requests, of which this storage makes two in turn, as one with requests of 2 MiB does."""
+    own = PLAIN.replace("{", f"{{kind: '{names['storage']}', ")
+    alike = PLAIN.replace("}", ", request_size: 2 MiB}")
+    own_s, alike_s, plain_s = (
+        simdist.simulate(stored(storage=each, source=FILES)).makespan_s for each in (own, alike, PLAIN)
+    )
+    assert own_s == alike_s < plain_s
+    named = stored(storage=own, source=FILES)
+    assert scenarios.loads(scenarios.dump(named), name="own.yaml") == named
+    faster = named.changed("cluster.storage.latency", "100 ms")
+    assert type(faster.cluster.storage) is type(named.cluster.storage)
+    assert simdist.simulate(faster).makespan_s < own_s
+
+
+@pytest.mark.parametrize(
+    ("given", "place", "message"),
+    [
+        ({"storage": "{kind: 'broken:Helper'}"}, "cluster.storage.kind", "is no storage: write a class that extends"),
+        ({"storage": "{kind: nfs}"}, "cluster.storage.kind", "unknown kind 'nfs'"),
+        ({"actors": "[{kind: 'broken:Helper'}]"}, "actors[0].kind", "is no actor: write a class that extends simdist"),
+        ({"actors": "[{kind: 'node_sgd_machines:Nightli'}]"}, "actors[0].kind", "did you mean 'Nightly'?"),
+        ({"actors": "[{kind: 'node_sgd_machines:Nightly'}]"}, "actors[0].begin", "required key 'begin' is missing"),
+    ],
+)
+def test_actor_or_storage_that_is_wrong_is_told_with_its_place(given: dict[str, str], place: str, message: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        stored(**given)
+    assert place in str(caught.value)
+    assert message in str(caught.value)
 
 
 # ---------------------------------------------------------------- rules

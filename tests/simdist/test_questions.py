@@ -1,11 +1,17 @@
 """What is asked in Python has the remarks of the commands, and its doubts are warned of."""
 
+import json
 import warnings
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from commandline import call, write
 
 import simdist
 from simdist.errors import ScenarioError, SimdistWarning
+from simdist.runs import run_directory
+from simdist.traces.trace import Trace
 
 JOB = {
     "name": "job",
@@ -39,6 +45,23 @@ def caught(ask) -> list[str]:
 )
 def test_doubts_are_warned_of_in_the_line_that_asks(ask, doubts: list[str]) -> None:
     assert caught(ask) == doubts
+
+
+def test_sweeps_tables_searches_and_runs_warn_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = {"scenario": JOB, "vary": {"steps": [8, 16]}, "seeds": 1}
+    doubts = {each.removeprefix("job: ") for each in (PARTS, SEED)}
+    asked = {
+        "sweep": lambda: simdist.sweep(sweep, tmp_path / "sweep", n_workers=0),
+        "results": lambda: simdist.results(tmp_path / "sweep"),
+    }
+    for name, ask in asked.items():
+        assert {each.removesuffix(" (1 of 2 points)") for each in caught(ask)} == {f"{name}: {each}" for each in doubts}
+    assert SEED in caught(lambda: simdist.tune(JOB, n_seeds=2))
+    file = write(tmp_path / "job.yaml", json.dumps(JOB))
+    call(capsys, "simulate", file, "--schedule", "sync", "-o", tmp_path / "run")
+    trace = Trace.load(tmp_path / "run" / run_directory.SIMULATED)
+    replace(trace, source="real gloo on cpu").save(tmp_path / "run" / run_directory.REAL)
+    assert caught(lambda: simdist.validate(tmp_path / "run")) == [f"{tmp_path / 'run'}: {SEED.removeprefix('job: ')}"]
 
 
 def test_doubts_are_warned_of_once_however_often_a_line_asks() -> None:

@@ -97,6 +97,9 @@ def _reported(run: RunDirectory, label: str, calibrated: Calibrated | None) -> R
         notes.append(f"{run_directory.PARTIAL}, of a measurement that ended early, is not on this page.")
     kept = _trace(run, run_directory.SIMULATED)
     real = _trace(run, run_directory.REAL)
+    if real and real.real_rank is not None:
+        notes.append(f"{run_directory.REAL}, of rank {real.real_rank} among simulated peers, is not on this page.")
+        real = None
     planned = run
     run = run_directory.as_measured(run, real) if real else run
     if kept and run is not planned:

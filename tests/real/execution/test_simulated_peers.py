@@ -20,13 +20,15 @@ from real.buffers.memory import Memory  # noqa: E402
 from real.cli import main  # noqa: E402
 from real.collectives.equals import combine_equal  # noqa: E402
 from real.execution import simulated_peers  # noqa: E402
+from real.execution.one_rank import perform_among_simulated  # noqa: E402
 from real.execution.running import ProgramSpec  # noqa: E402
-from real.execution.simulated_peers import SimulatedPeers, perform_among_simulated  # noqa: E402
+from real.execution.simulated_peers import SimulatedPeers  # noqa: E402
 from real.jobs import buffers_of  # noqa: E402
 from simdist.engines.peers import find_peers, trace_of_rank  # noqa: E402
-from simdist.plan import AllGather, AllReduce, Broadcast, Buffer, Plan, Reduce, ReduceScatter  # noqa: E402
+from simdist.plan import COLLECTIVES, AllGather, AllReduce, Broadcast, Buffer, Plan, Reduce, ReduceScatter  # noqa: E402
 from simdist.plan.group import Group  # noqa: E402
 from simdist.plan.lanes import AVERAGE  # noqa: E402
+from simdist.plan.walk import walk  # noqa: E402
 from simdist.runs import run_directory  # noqa: E402
 from simdist.runs.building import build, delays  # noqa: E402
 from simdist.runs.calibrated import simulate_run  # noqa: E402
@@ -107,26 +109,44 @@ def waits(trace: Trace, like: Trace) -> tuple[NDArray[np.float64], NDArray[np.fl
     return found.suffered_s[:, RANK], found.caused_s
 
 
+def noise_s(trace: Trace, nominal: Trace) -> float:
+    """Return by how much the rank's operations took longer than they should, and began later than they could.
+
+    A loaded machine wakes threads late.
+    """
+    late_s = 0.0
+    previous: dict[str, int] = {}
+    ready_s, end_s = trace.ready_s[:, RANK], trace.end_s[:, RANK]
+    asked_s = (nominal.end_s - nominal.start_s)[:, RANK]
+    for each in walk(trace.plan):
+        before = [*each.after, *([previous[each.lane.name]] if each.lane.name in previous else [])]
+        late_s += ready_s[each.index] - max((end_s[row] for row in before), default=0.0)
+        if not isinstance(each.op, COLLECTIVES):
+            late_s += end_s[each.index] - ready_s[each.index] - asked_s[each.index]
+        previous[each.lane.name] = each.index
+    return float(late_s)
+
+
 @pytest.mark.sentinel
 @pytest.mark.parametrize("late", ["", LATE], ids=["undisturbed", "stragglers"])
 def test_a_rank_takes_as_long_and_waits_for_the_same_as_among_real_ranks(tmp_path: Path, late: str) -> None:
-    """The peers take the times of the real ranks, so nothing but the meetings differs. Noise makes runs longer."""
+    """The peers take the times of the real ranks, so nothing but the meetings differs, and noise that is measured."""
     runs = write(tmp_path, SCENARIO + late)
-    for attempt in range(3):
-        reals = real_traces(tmp_path)
-        ones = [among(real, run) for real, run in zip(reals, runs, strict=True)]
-        errors = [abs(end_s(one) / end_s(real) - 1) for one, real in zip(ones, reals, strict=True)]
-        if (statistics.median(errors) <= 0.03 and max(errors) <= 0.06) or attempt == 2:
-            break
-    assert statistics.median(errors) <= 0.03
-    assert max(errors) <= 0.06
+    reals = real_traces(tmp_path)
+    errors = []
     n_late = 0
-    for one, real in zip(ones, reals, strict=True):
+    for real, run in zip(reals, runs, strict=True):
+        one = among(real, run)
+        nominal = simulate_run(run, None, real=None)
+        of_noise_s = noise_s(one, nominal) + noise_s(real, nominal)
+        errors.append(max(0.0, abs(end_s(one) - end_s(real)) - of_noise_s) / end_s(real))
         (ours_s, by_ours), (theirs_s, by_theirs) = waits(one, one), waits(real, one)
-        assert ours_s == pytest.approx(theirs_s, abs=SHORT_S / 2)
-        late_steps = by_theirs.max(axis=1) > SHORT_S
+        assert ours_s == pytest.approx(theirs_s, abs=SHORT_S / 2 + of_noise_s)
+        late_steps = by_theirs.max(axis=1) > SHORT_S + of_noise_s
         assert (by_ours.argmax(axis=1) == by_theirs.argmax(axis=1))[late_steps].all()
         n_late += int(late_steps.sum())
+    assert statistics.median(errors) <= 0.03
+    assert max(errors) <= 0.06
     assert n_late >= (6 if late else 0)
 
 
@@ -224,7 +244,7 @@ def test_a_collective_ends_after_its_last_member(
     plan = two_collectives()
     world = SimulatedPeers(plan, peers_of([[3.0, -np.inf], [4.0, 1.0]]), threading.Event())
     memory = Memory(plan, CPU, ["grad"])
-    world.start(clock.now_s)
+    world.start()
     for late_s, op in zip(own_s, plan.bodies[0], strict=True):
         clock.sleep(late_s)
         world.perform(op, memory)
@@ -238,7 +258,7 @@ def test_a_collective_waits_for_another_stream_that_its_peers_wait_for(clock: Cl
     first, second = plan.bodies[0]
     world = SimulatedPeers(plan, peers_of([[3.0, -np.inf], [0.0, 1.0]]), threading.Event())
     memory = Memory(plan, CPU, ["grad", "flat"])
-    world.start(clock.now_s)
+    world.start()
     thread = threading.Thread(target=world.perform, args=(second, memory))
     thread.start()
     assert np.isnan(world.ends_s()).all()

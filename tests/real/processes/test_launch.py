@@ -8,13 +8,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,7 +24,7 @@ import torch.distributed as dist  # noqa: E402
 from processes import places, reserved_port, run, start, torchrun_forks  # noqa: E402
 from timeouts import SOON_S, TIMEOUT_S, await_end  # noqa: E402
 
-from real.processes import heartbeat  # noqa: E402
+from real.processes import heartbeat, launch  # noqa: E402
 from real.processes.beats import Heartbeat  # noqa: E402
 from real.processes.heartbeat import Guard  # noqa: E402
 from real.processes.launch import Connection, RankPlace, connect, place  # noqa: E402
@@ -126,6 +127,40 @@ def test_ranks_meet_again(host: str) -> None:
         endings = run(meet_again, 2, port=port, environ=environ)
     assert [ending.output for ending in endings.values()] == ["sum 2 gloo cpu\n" * 2] * 2
     assert [ending.code for ending in endings.values()] == [0, 0]
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
+    """Return a function that lets torch find GPUs of these UUIDs."""
+
+    def have(uuids: list[str]) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(uuids))
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(uuids))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda n: SimpleNamespace(uuid=uuids[n]))
+        monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+
+    return have
+
+
+def test_a_gpu_is_known_by_its_uuid(gpus: Callable[[list[str]], None]) -> None:
+    """A launcher may show a rank only its own GPU, as number 0."""
+    gpus(["a", "b"])
+    assert [launch.gpu_of(RankPlace(rank, 4, rank, 4)) for rank in range(4)] == ["a", "b", "a", "b"]
+    gpus(["c"])
+    assert launch.gpu_of(RankPlace(3, 4, 3, 4)) == "c"
+    gpus([])
+    assert launch.gpu_of(RankPlace(0, 1, 0, 1)) == ""
+
+
+def test_ranks_with_a_gpu_each_take_nccl_and_ranks_that_share_one_take_gloo(gpus: Callable[[list[str]], None]) -> None:
+    gpus(["only mine"])
+    here = RankPlace(3, 4, 3, 4)
+    only = torch.device("cuda", 0)
+    assert launch.backend_and_device(here, "auto", "auto", own_gpus=True) == ("nccl", only)
+    assert launch.backend_and_device(here, "nccl", "cuda", own_gpus=True) == ("nccl", only)
+    assert launch.backend_and_device(here, "auto", "auto", own_gpus=False) == ("gloo", only)
+    with pytest.raises(RunError, match="nccl needs a GPU for each rank, found 1 GPUs for 4 ranks on this machine"):
+        launch.backend_and_device(here, "nccl", "auto", own_gpus=False)
 
 
 def test_missing_variables_are_named_with_the_way_to_start() -> None:

@@ -441,6 +441,13 @@ def test_partial_trace_is_named(capsys, one):
     assert "trace.partial.npz, of a measurement that ended early, is not on this page." in report(capsys, one)[0].text
 
 
+def test_trace_of_one_real_rank_is_named(capsys, one):
+    trace = run_directory.read_trace(one / run_directory.SIMULATED)
+    run_directory.save_trace(dataclasses.replace(trace, source="real", real_rank=1), one / run_directory.REAL)
+    expected = "trace.real.npz, of rank 1 among simulated peers, is not on this page."
+    assert expected in report(capsys, one)[0].text
+
+
 def test_baseline_is_the_run_that_was_asked_for_and_stands_first(capsys, folder, tmp_path):
     runs = shutil.copytree(folder / "runs", tmp_path / "runs")
     for name in ("local-4", "local_sgd"):

@@ -59,6 +59,22 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"disturbances": [{"kind": "heavy_tail", "shape": 1.5, "scale": "10 ms"}]},
         "the delays of disturbances[0] have no variance",
     ),
+    "no mean": (
+        {"disturbances": [{"kind": "heavy_tail", "shape": 1.0, "scale": "10 ms"}]},
+        "the delays of disturbances[0] have no mean",
+    ),
+    "bursts": (
+        {"disturbances": [{"kind": "bursts", "enter": "0.01%", "leave": "20%", "delay": "200 ms"}]},
+        "no delay of disturbances[0] fell into these runs",
+    ),
+    "few periods": (
+        {"schedules": ["sync", {"kind": "local_sgd", "period": 4, "overlap_steps": 2}]},
+        "local-4-overlap2: the run has 1.2 periods",
+    ),
+    "other ranks": (
+        {"disturbances": [{"kind": "recorded", "file": "RECORDING"}], "cluster.nodes": 4},
+        "disturbances[0]:",
+    ),
     "never delays": ({"disturbances": [RARE | {"delay": "0 s"}]}, "disturbances[0] has no effect: it never delays"),
     "on io": ({"disturbances": [RARE | {"on": "io"}]}, "disturbances[0] has no effect: it is on io"),
     "backup": ({"schedules": ["sync", "backup-1"]}, "backup-1 uses the gradients of 75.0 % of the batches"),
@@ -205,14 +221,16 @@ def test_a_single_run_without_rare_delays_says_so_in_every_door(
 
 
 @pytest.mark.filterwarnings("ignore::simdist.errors.SimdistWarning")
-def test_whatif_knows_no_interval_of_gains_if_no_delay_fell_into_its_runs() -> None:
-    found = simdist.whatif(NEVER_MET, n_runs=50)
+@pytest.mark.parametrize("probability", ["0.001%", "0.005%"])
+def test_whatif_knows_no_interval_of_gains_if_delays_fell_into_too_few_of_its_runs(probability: str) -> None:
+    found = simdist.whatif(JOB | {"disturbances": [RARE | {"probability": probability}]}, n_runs=50)
     assert found.gains is not None
     assert found.gains.frame()[["speedup_ci95_low", "speedup_ci95_high"]].isna().all(axis=None)
     assert found.gains.best is None
     texts = [each.text for each in found.remarks]
-    assert any(each.startswith(IN_NO_RUN) and each.endswith("times are those without it") for each in texts)
-    assert any(each.startswith("no interval: no two of 50 runs differ, although") for each in texts)
+    fell = [each for each in texts if each.startswith(IN_NO_RUN) or " fell into 50 seeds, " in each]
+    assert len(fell) == 1
+    assert any(each.startswith("no interval: too few of 50 runs differ, although") for each in texts)
 
 
 @pytest.mark.filterwarnings("ignore::simdist.errors.SimdistWarning")
@@ -231,6 +249,7 @@ def test_tune_says_what_compare_says_of_rare_delays() -> None:
     compared = simdist.compare(tuned.runs.scenario.changed(schedules=NEVER_MET["schedules"]), n_seeds=2)
     of_delays = [[each for each in found.remarks if IN_NO_RUN in each.text] for found in (tuned, compared)]
     assert of_delays[0] == of_delays[1] != []
+    assert all(f"{each}." in html.unescape(tuned._repr_html_()) for each in tuned.remarks)
 
 
 def test_tolerable_rates_have_the_remarks_of_all_but_the_stragglers_that_they_replace() -> None:
@@ -239,3 +258,4 @@ def test_tolerable_rates_have_the_remarks_of_all_but_the_stragglers_that_they_re
     found = tolerances(scenario, delay_s=0.1, n_seeds=2)
     assert [each.place for each in found.remarks] == ["schedules[0]", "disturbances[1]"]
     assert found.frame().attrs["remarks"] == found.document()["remarks"]
+    assert all(f"{each}." in html.unescape(found._repr_html_()) for each in found.remarks)

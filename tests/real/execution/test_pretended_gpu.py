@@ -1,0 +1,171 @@
+"""The executor on CUDA streams that a test pretends: the order of collectives, and the streams that take memory."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from pretended import Pretended, QuietWatch
+from sharded import plan_of
+
+from real.execution.executor import Executor
+from real.execution.streams import Lanes
+from real.recording.recorder import Recorder
+from simdist.plan import COLLECTIVES, Buffer, Op, Plan
+from simdist.plan.walk import walk
+from simdist.schedules import FSDP, HSDP
+from simdist.schedules.sharded import ShardedSchedule
+
+GPU = torch.device("cuda", 0)
+SCHEDULES: dict[str, ShardedSchedule] = {
+    "fsdp": FSDP(),
+    "two communicators": FSDP(communicators=2),
+    "hsdp": HSDP(shard=2, all_reduce="last"),
+    "local averages": HSDP(shard=2, between="local-2"),
+}
+
+
+class Stream:
+    """A CUDA stream."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device
+
+    def wait_event(self, event: "Event") -> None:
+        pass
+
+    def record_event(self) -> "Event":
+        return Event()
+
+
+class Event:
+    """An event of a stream, which happens when it was asked for a few times."""
+
+    n_events = 0
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        Event.n_events += 1
+        self.number = Event.n_events
+        self.n_queries = 0
+
+    def record(self, stream: Stream) -> None:
+        pass
+
+    def query(self) -> bool:
+        self.n_queries += 1
+        return self.n_queries > 3
+
+    def elapsed_time(self, later: "Event") -> float:
+        return 1e3 * (later.number - self.number)
+
+
+class Cuda:
+    """What the executor takes of `torch.cuda`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.default = Stream()
+        self._of_thread = threading.local()
+        monkeypatch.setattr(torch.cuda, "Stream", Stream)
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: self.current)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+        monkeypatch.setattr(torch.cuda, "stream", self.on)
+
+    @property
+    def current(self) -> Stream:
+        return getattr(self._of_thread, "current", self.default)
+
+    @contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        before, self._of_thread.current = self.current, stream
+        try:
+            yield
+        finally:
+            self._of_thread.current = before
+
+
+class CudaMemory:
+    """Buffers of a pretended GPU.
+
+    Attributes:
+        held: Names of the buffers that have memory.
+        takers: Name of a buffer -> the streams that took memory for it.
+    """
+
+    kept: frozenset[str] = frozenset()
+
+    def __init__(self, plan: Plan, cuda: Cuda) -> None:
+        self._cuda = cuda
+        self._buffers = {buffer.name: buffer for buffer in plan.buffers}
+        self.held = set(self._buffers)
+        self.takers: dict[str, set[Stream]] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._buffers
+
+    def dense(self, name: str) -> Buffer:
+        return self._buffers[name]
+
+    @property
+    def held_nbytes(self) -> int:
+        return sum(self._buffers[name].nbytes for name in self.held)
+
+    def take(self, name: str) -> None:
+        self.held.add(name)
+        self.takers.setdefault(name, set()).add(self._cuda.current)
+
+    def give_back(self, name: str) -> None:
+        self.held.remove(name)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    return Cuda(monkeypatch)
+
+
+def performed(plan: Plan, cuda: Cuda, rank: int) -> tuple[list[Op], CudaMemory, int]:
+    """Perform a plan on a rank; return its collectives in the order of issue, its memory, and the most bytes."""
+    issued: list[Op] = []
+    memory = CudaMemory(plan, cuda)
+    executor = Executor(
+        plan,
+        rank=rank,
+        delays={},
+        world=Pretended(issued.append),
+        program=Pretended(),
+        memory=memory,
+        lanes=Lanes(GPU, collectives_block=False),
+        recorder=Recorder(plan),
+        watch=QuietWatch(),
+        gives_back=True,
+    )
+    executor.prepare()
+    executor.run()
+    return issued, memory, executor.peak_nbytes
+
+
+each_schedule = pytest.mark.parametrize("name", SCHEDULES)
+
+
+@each_schedule
+def test_all_ranks_issue_collectives_in_program_order(cuda: Cuda, name: str) -> None:
+    """Also those of several communicators, so that NCCL cannot deadlock."""
+    plan = plan_of(SCHEDULES[name], 4, micro_batches=2, n_steps=3)
+    in_program_order = [each.op for each in walk(plan) if isinstance(each.op, COLLECTIVES)]
+    assert len({op.lane.communicator for op in in_program_order}) > (name != "fsdp")
+    for rank in range(plan.world_size):
+        assert performed(plan, cuda, rank)[0] == in_program_order
+
+
+@each_schedule
+def test_the_stream_that_writes_a_buffer_takes_its_memory(cuda: Cuda, name: str) -> None:
+    plan = plan_of(SCHEDULES[name], 4, micro_batches=2, n_steps=3)
+    _, memory, peak_nbytes = performed(plan, cuda, 0)
+    kept_nbytes = sum(buffer.nbytes for buffer in plan.buffers if buffer.initialized)
+    assert memory.held_nbytes == kept_nbytes
+    assert kept_nbytes < peak_nbytes < 0.6 * sum(buffer.nbytes for buffer in plan.buffers)
+    assert memory.takers["unit.1"] == memory.takers["grad.1"] == {cuda.default}
+    (gathering,) = memory.takers["gathered.1"]
+    (copying_in,) = memory.takers["slice.1"]
+    assert len({gathering, copying_in, cuda.default}) == 3
