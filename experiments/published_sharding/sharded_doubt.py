@@ -18,12 +18,12 @@ from rates_of_rows import HERE, Prediction, families, is_alike, predictions, ste
 
 sys.path.append(str(HERE.parent / "published_rows"))
 
-import sharded
+import sharded_rows
 from estimate import N_PLACES, Residual, of_training
 
 from simdist.studies.published_errors import of_published_rows
 
-RESIDUALS = sharded.FILE
+RESIDUALS = sharded_rows.FILE
 SLOWEST_STEP = "80 us"
 """Of a ring: the upper end of the range where nobody measured it."""
 LONGER = 1.05
@@ -67,7 +67,7 @@ def residuals_text() -> str:
 @cache
 def table_without(family: str) -> Mapping[str, Any]:
     """Return the distributions with that of sharded models estimated from the other sources."""
-    others = [each for each in sharded.residuals() if each.family != source(family)]
+    others = [each for each in sharded_rows.residuals() if each.family != source(family)]
     every = of_published_rows()
     return {**every, "training": {**every["training"], "sharded": of_training(others, "sharded")}}
 
@@ -77,7 +77,7 @@ def doubt_table() -> Iterator[str]:
     yield "| source | rows | others: 5 % | 95 % | held |"
     yield "|---|---|---|---|---|"
     found: dict[str, list[Residual]] = {}
-    for each in sharded.residuals():
+    for each in sharded_rows.residuals():
         found.setdefault(each.family, []).append(each)
     n_held = 0
     for name, rows in found.items():

@@ -108,7 +108,7 @@ def test_one_row_of_a_site_tells_gathers_over_128_gpus_and_more_and_no_verdict_i
 @pytest.mark.full
 def test_doubt_of_sharded_models_is_from_rows_in_which_computing_decides():
     experiment()
-    assert sys.modules["sharded"].FILE.read_text(encoding="utf-8") == sys.modules["sharded_doubt"].residuals_text()
+    assert sys.modules["sharded_rows"].FILE.read_text(encoding="utf-8") == sys.modules["sharded_doubt"].residuals_text()
 
 
 def test_doubt_of_sharded_models_holds_nine_in_ten_rows_of_sources_that_are_left_out():
@@ -116,7 +116,7 @@ def test_doubt_of_sharded_models_holds_nine_in_ten_rows_of_sources_that_are_left
     of_doubt = sys.modules["sharded_doubt"]
     assert shown("doubt") == "\n".join(of_doubt.doubt_table())
     n_rows, n_held = (int(shown("doubt").splitlines()[-1].split("|")[place].strip()) for place in (2, 5))
-    assert n_rows == len(sys.modules["sharded"].residuals())
+    assert n_rows == len(sys.modules["sharded_rows"].residuals())
     assert 0.85 <= n_held / n_rows <= 0.95
 
 
