@@ -53,7 +53,7 @@ class Residual:
 
     Args:
         family: Its family.
-        kind: `machine`, `machines`, `collective`, `batch`, `storage` or `input`.
+        kind: `machine`, `machines`, `sharded`, `collective`, `batch`, `storage` or `input`.
         classes: Classes of hardware that it belongs to.
         log: log(measured / simulated).
         nbytes: Of a collective; of a batch, the place of its ratio to the measured one.
@@ -166,11 +166,7 @@ def widening(residuals: Sequence[Residual], bucket: Callable[[Residual], int] = 
 def table(residuals: Iterable[Residual]) -> dict[str, Any]:
     """Return the distributions as `simdist/studies/published_errors.json` has them."""
     residuals = list(residuals)
-    training = {}
-    for kind in ("machine", "machines"):
-        of_kind = [each for each in residuals if each.kind == kind]
-        factors = [widening(of_kind)]
-        training[kind] = {name: _entry([of_kind], name, factors) for name in names(of_kind)}
+    training = {kind: of_training(residuals, kind) for kind in ("machine", "machines", "sharded")}
     collectives = [each for each in residuals if each.kind == "collective"]
     classes = {"": _of_sizes(collectives, [""])[""]}
     for kind in ("fabric", "network"):
@@ -182,6 +178,13 @@ def table(residuals: Iterable[Residual]) -> dict[str, Any]:
         "collectives": {"sizes": list(SIZES), "classes": classes},
         "storage": {"step_us": list(STEP_US), "classes": storage},
     }
+
+
+def of_training(residuals: Iterable[Residual], kind: str) -> dict[str, Any]:
+    """Return the distributions of the classes of a kind of training."""
+    of_kind = [each for each in residuals if each.kind == kind]
+    factors = [widening(of_kind)]
+    return {name: _entry([of_kind], name, factors) for name in names(of_kind)}
 
 
 def of_storage(residuals: Sequence[Residual], kind: str) -> dict[str, Any]:

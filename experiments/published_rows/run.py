@@ -25,6 +25,7 @@ import estimate
 import numpy as np
 import predict
 import rows as published
+import sharded_rows
 import storages
 from decisions import WITH_HOST, Decision, decisions
 from estimate import Residual
@@ -200,7 +201,7 @@ def _told(rows: Iterable[Any]) -> Iterator[Any]:
 
 def left_out(found: Sequence[Predicted]) -> list[Line]:
     """Return all rows with intervals from the doubts of other families."""
-    residuals = [each for _, line in found for each in line.residuals]
+    residuals = [*(each for _, line in found for each in line.residuals), *sharded_rows.residuals()]
 
     @cache
     def without(family: str) -> dict[str, Any]:
@@ -254,7 +255,7 @@ def doubts_document(lines: Iterable[Line]) -> dict[str, Any]:
         "unit": "natural logarithm of measured over simulated seconds, at 41 evenly spaced places from 0 to 1",
         "date": "2026-11",
     }
-    of_rows = estimate.table(each for line in lines for each in line.residuals)
+    of_rows = estimate.table([*(each for line in lines for each in line.residuals), *sharded_rows.residuals()])
     return about | of_rows | {"batch": batches.document(batches.all_errors())}
 
 

@@ -359,3 +359,9 @@ def predictions(family: str, *, network: str = "") -> Iterator[Prediction]:
                 base.tokens_per_s * flops(base) / base.tokens * row.tokens / flops(row),
                 summed_per_s(row, base),
             )
+
+
+def is_alike(each: Prediction) -> bool:
+    """Tell whether a pass has about the tokens of the calibrated one, and repeats as much of the forward pass."""
+    ratio = each.row.batch_size * each.row.sequence / (each.base.batch_size * each.base.sequence)
+    return 0.5 < ratio < 2 and each.row.recompute == each.base.recompute

@@ -11,12 +11,14 @@ from functools import cache
 from statistics import median
 
 from rates_of_rows import N_SEEDS, Published, base_of, published, solved_utilization, step_s
+from sharded_doubt import table_without
 
 from simdist.runs.building import build
 from simdist.studies.comparison import Row
 from simdist.studies.comparison import row as compared
 from simdist.studies.draws import with_draws
 from simdist.studies.measuring import ScheduleTimes, measure
+from simdist.studies.published_errors import kinds_of_step
 from simdist.studies.resampling import WORTHWHILE
 
 SITE = "Leonardo"
@@ -116,7 +118,9 @@ def lines(family: str, step: str = "") -> tuple[Line, ...]:
             own = row.scenario(utilization, base.gpus)
             scenario = own.changed(schedules=[each.scenario(utilization).schedules[0] for each in like])
             built = build(scenario, own.schedules[0])
-            found.append(Line(row, with_draws(scenario, built, measure(scenario, built, n_seeds=N_SEEDS))))
+            doubts = kinds_of_step(scenario, scenario.cluster.device.generation or "", table_without(family))
+            times = measure(scenario, built, n_seeds=N_SEEDS)
+            found.append(Line(row, with_draws(scenario, built, times, doubts=doubts)))
     return tuple(found)
 
 

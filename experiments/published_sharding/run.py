@@ -5,6 +5,7 @@ python experiments/published_sharding/run.py --write   write them into the READM
 """
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -12,8 +13,9 @@ from statistics import median
 
 from deferred import deferred_table
 from memory import memory_table
-from rates_of_rows import Prediction, families, predictions
+from rates_of_rows import Prediction, families, is_alike, predictions
 from ring_steps import large_table, pairs_table, steps_table
+from sharded_doubt import RESIDUALS, doubt_table, residuals_text
 
 from simdist.report import page_command
 
@@ -108,12 +110,6 @@ def summary_table() -> Iterator[str]:
     yield summary_row("**all**", every)
 
 
-def is_alike(each: Prediction) -> bool:
-    """Tell whether a pass has about the tokens of the calibrated one, and repeats as much of the forward pass."""
-    ratio = each.row.batch_size * each.row.sequence / (each.base.batch_size * each.base.sequence)
-    return 0.5 < ratio < 2 and each.row.recompute == each.base.recompute
-
-
 PAID = (0.0, 0.1, 0.3, 1.0)
 """Shares of the communication that a step pays for though it hides it."""
 
@@ -199,12 +195,15 @@ def tables() -> dict[str, str]:
         "steps": "\n".join(steps_table()),
         "pairs": "\n".join(pairs_table()),
         "large": "\n".join(large_table()),
+        "doubt": "\n".join(doubt_table()),
         "memory": "\n".join(memory_table()),
     }
 
 
 def main() -> None:
     """Run the experiment."""
+    if "--write" in sys.argv:
+        RESIDUALS.write_text(residuals_text(), encoding="utf-8")
     page_command(__doc__ or "", HERE / "README.md", tables)
 
 

@@ -64,29 +64,32 @@ def speedup_figure(rows: Sequence[Row], *, title: str) -> "Figure":
 def _draw_speedups(axes: "Axes", rows: Sequence[Row]) -> None:
     places = range(len(rows))
     speedups = [row.speedup for row in rows]
-    has_whiskers = any(row.speedup_range or row.speedup_ci95 for row in rows)
+    intervals = [row.speedup_range or row.speedup_ci95 for row in rows]
     colors = [GREY if speedup == 1 else BLUE for speedup in speedups]
     axes.barh(places, speedups, height=0.62, color=colors)
-    _draw_whiskers(axes, speedups, [row.speedup_range or row.speedup_ci95 for row in rows])
+    _draw_whiskers(axes, speedups, intervals)
     axes.axvline(1, color=BLACK, linewidth=1, linestyle=(0, (4, 3)))
     for place, row in zip(places, rows, strict=True):
         _note(axes, place, _speedup_text(row))
-    label = _baseline_text(rows)
-    if has_whiskers:
-        label += ", 90 % interval" if any(row.of(RANGES) for row in rows) else ", 95 % interval over seeds"
-    axes.set_xlabel(label)
+    axes.set_xlabel(f"{_baseline_text(rows)}{_interval_text(rows, intervals)}")
 
 
 def _draw_whiskers(
     axes: "Axes", values: Sequence[float], intervals: Sequence[Interval | None], scale: float = 1
 ) -> None:
-    """Draw intervals around values, both in a unit that is `scale` times smaller; nothing if there are none."""
-    if any(intervals):
-        ends = [each or (value, value) for value, each in zip(values, intervals, strict=True)]
-        lengths = np.abs(np.transpose(ends) - np.array(values)) * scale
-        places = range(len(values))
-        centers = np.array(values) * scale
-        axes.errorbar(centers, places, xerr=lengths, fmt="none", ecolor=BLACK, elinewidth=1.3, capsize=3.5)
+    """Draw intervals around values, both in a unit that is `scale` times smaller; none of no width."""
+    for place, (value, interval) in enumerate(zip(values, intervals, strict=True)):
+        if interval and interval[0] < interval[1]:
+            lengths = np.abs(np.array(interval) - value).reshape(2, 1) * scale
+            style: dict[str, Any] = {"fmt": "none", "ecolor": BLACK, "elinewidth": 1.3, "capsize": 3.5}
+            axes.errorbar(value * scale, place, xerr=lengths, **style)
+
+
+def _interval_text(rows: Sequence[Row], intervals: Sequence[Interval | None]) -> str:
+    """Say what the whiskers are, if there are any."""
+    if not any(intervals):
+        return ""
+    return ", 90 % interval" if any(row.of(RANGES) for row in rows) else ", 95 % interval over seeds"
 
 
 def _speedup_text(row: Row) -> str:
@@ -112,12 +115,13 @@ def _draw_states(axes: "Axes", rows: Sequence[Row]) -> None:
             look: dict[str, Any] = {"color": style.face, "edgecolor": style.ink, "linewidth": 0, "hatch": style.hatch}
             axes.barh(range(len(rows)), widths, left=left, height=0.62, label=style.label, **look)
         left += widths
-    _draw_whiskers(axes, [row.step_s for row in rows], [row.step_s_range or row.step_s_ci95 for row in rows], scale)
+    intervals = [row.step_s_range or row.step_s_ci95 for row in rows]
+    _draw_whiskers(axes, [row.step_s for row in rows], intervals, scale)
     for place, row in enumerate(rows):
         number = row.step_s * scale
         _note(axes, place, f"{number:.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}")
     axes.tick_params(left=False, labelleft=False)
-    axes.set_xlabel(f"{unit} per step, average over ranks")
+    axes.set_xlabel(f"{unit} per step, mean over ranks{_interval_text(rows, intervals)}")
 
 
 def _note(axes: "Axes", place: float, text: str) -> None:

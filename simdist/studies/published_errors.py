@@ -38,7 +38,7 @@ from simdist.scenario.warnings import beyond_table
 from simdist.schedules.sharded import ShardedSchedule
 from simdist.settings.units import format_nbytes
 
-_Kind: TypeAlias = Literal["batch", "machine", "machines", "fabric", "network", "storage", "input"]
+_Kind: TypeAlias = Literal["batch", "machine", "machines", "sharded", "fabric", "network", "storage", "input"]
 
 #: Distributions, as `published_errors.json` has them.
 _Table: TypeAlias = Mapping[str, Any]
@@ -47,6 +47,7 @@ _TITLES: dict[_Kind, str] = {
     "batch": "from a measured batch size to another",
     "machine": "from one GPU to its machine",
     "machines": "from one machine to several",
+    "sharded": "of sharded models, from one machine or several to more",
     "fabric": "collectives inside machines",
     "network": "collectives between machines",
     "storage": "reading that takes longer than computing",
@@ -57,12 +58,13 @@ _MEASURE: dict[_Kind, str] = {
     "batch": "a step of this batch size, and add it to workload.step_times",
     "machine": "samples/s of one machine, and write interference: {machine_samples_per_s: ...}",
     "machines": "samples/s of two machines",
+    "sharded": "the utilization on as many GPUs, and write it with utilization_ranks",
     "fabric": f"busbw of an all-reduce inside a machine, {_TOOLS}",
     "network": f"busbw of an all-reduce between machines, {_TOOLS}",
     "storage": "MB/s and files/s of the storage, e.g. with real.calibrate --data",
     "input": "samples/s of one machine with its data, and with data that are in memory",
 }
-_OF_COMPUTING = ("batch", "machine", "machines", "input")
+_OF_COMPUTING = ("batch", "machine", "machines", "sharded", "input")
 _CALIBRATED = "real.calibrate"  # measures both links; one that its line meets has no range
 _OVERHEAD = "collectives.overhead"
 _MACHINES_OF_RINGS = 4
@@ -165,7 +167,9 @@ def kinds_of_step(scenario: Scenario, hardware: str, table: _Table) -> tuple[Dou
     if n_measured < cluster.gpus_per_node and lost is not None and not scenario.imported:
         found.append(replace(_training_doubt(table, "machine", *of_training), known=lost))
     if cluster.n_domains > 1 and n_measured < cluster.world_size and not scenario.imported:
-        found.append(_training_doubt(table, "machines", *of_training))
+        is_sharded = n_measured >= cluster.gpus_per_node and _is_sharded(scenario)
+        kind: _Kind = "sharded" if is_sharded else "machines"
+        found.append(_training_doubt(table, kind, *of_training))
     links: tuple[tuple[Literal["fabric", "network"], int], ...] = (
         ("fabric", cluster.world_size // cluster.n_domains),
         ("network", cluster.n_domains),
@@ -176,6 +180,12 @@ def kinds_of_step(scenario: Scenario, hardware: str, table: _Table) -> tuple[Dou
     if scenario.input.source == "storage" and not scenario.imported:
         found += [each for each in storage_doubts(table) if each.kind == "input" or not _is_storage_measured(scenario)]
     return tuple(found)
+
+
+def _is_sharded(scenario: Scenario) -> bool:
+    """Tell whether all schedules share a model, and waits for the slowest of its GPUs are simulated, as of the rows."""
+    all_share = all(isinstance(each, ShardedSchedule) for each in scenario.schedules)
+    return all_share and bool(_interference(scenario))
 
 
 def _lost(scenario: Scenario) -> float | None:

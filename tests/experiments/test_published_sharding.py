@@ -66,7 +66,7 @@ def test_page_shows_the_better_degree_of_sharing_and_it_is_the_measured_one():
         assert in_machine.simulated_per_s > among_all.simulated_per_s
     assert found[8, "zero1"].simulated_per_s == found[8, "zero1-node"].simulated_per_s
     assert max(abs(each.errors[0]) for each in found.values() if each.row.gpus <= 128) < 0.03
-    assert max(abs(each.errors[0]) for (_, sharding), each in found.items() if sharding == "zero1-node") < 0.05
+    assert max(abs(each.errors[0]) for (_, sharding), each in found.items() if sharding == "zero1-node") < 0.06
 
 
 def test_page_shows_what_one_all_reduce_for_all_micro_batches_takes():
@@ -102,7 +102,22 @@ def test_one_row_of_a_site_tells_gathers_over_128_gpus_and_more_and_no_verdict_i
     counted = [(one, other or one) for one, other in steps.decided() if one.counts]
     verdicts = [other.verdict for _, other in counted]
     assert "clear, wrong" not in {each.verdict for pair in counted for each in pair}
-    assert verdicts.count("clear, right") >= 0.75 * len(verdicts)
+    assert verdicts.count("clear, right") >= 0.8 * len(verdicts)
+
+
+@pytest.mark.full
+def test_doubt_of_sharded_models_is_from_rows_in_which_computing_decides():
+    experiment()
+    assert sys.modules["sharded_rows"].FILE.read_text(encoding="utf-8") == sys.modules["sharded_doubt"].residuals_text()
+
+
+def test_doubt_of_sharded_models_holds_nine_in_ten_rows_of_sources_that_are_left_out():
+    experiment()
+    of_doubt = sys.modules["sharded_doubt"]
+    assert shown("doubt") == "\n".join(of_doubt.doubt_table())
+    n_rows, n_held = (int(shown("doubt").splitlines()[-1].split("|")[place].strip()) for place in (2, 5))
+    assert n_rows == len(sys.modules["sharded_rows"].residuals())
+    assert 0.85 <= n_held / n_rows <= 0.95
 
 
 def test_the_step_of_a_ring_decides_on_256_gpus_and_hardly_on_16():

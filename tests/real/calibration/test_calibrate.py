@@ -53,6 +53,7 @@ from simdist.scenario import (  # noqa: E402
 from simdist.scenario.cluster import ClusterHost  # noqa: E402
 from simdist.scenario.warnings import CALIBRATION, beyond_table  # noqa: E402
 from simdist.schedules import Sync  # noqa: E402
+from simdist.studies.published_errors import doubts_of  # noqa: E402
 from simdist.traces.collectives import bus_factor  # noqa: E402
 
 FABRIC = Link(latency_s=3e-6, bandwidth_Bps=3e9, efficiency=0.8)
@@ -172,6 +173,28 @@ def test_published_times_of_8_gpus_are_given_back_or_doubted(name, max_nbytes, m
     doubt = beyond_table(Scenario(cluster=found, workload=workload, schedules=(Sync(),), steps=1), "fabric")
     assert doubt or abs(miss) < 0.05
     assert bool(doubt) == (model_nbytes > max_nbytes)
+
+
+def test_an_interval_has_the_errors_of_unmeasured_links_if_the_model_is_larger_than_what_was_measured():
+    overhead = {"from": "1 us", "to": "2 us", "source": "a test"}
+    cluster = Cluster(
+        source=f"{CALIBRATION}: a test",
+        nodes=1,
+        gpus_per_node=8,
+        fabric=Link(table=((1000, 1e-5), (10**6, 2e-5))),
+        network=Link.ideal(),
+        device=Device(name="NVIDIA H200"),
+        collectives={"overhead_s": 1.5e-6},
+        uncertain={"collectives.overhead": overhead},
+    )
+
+    def kinds(count):
+        workload = Workload(tensors=(Tensor(name="w", count=count),), batch_size=1, forward_s=1.0)
+        found = Scenario(cluster=cluster, workload=workload, schedules=(Sync(),), steps=1)
+        return {each.kind for each in doubts_of(found)}
+
+    assert "fabric" in kinds(10**7)
+    assert "fabric" not in kinds(10**6)
 
 
 @each_shape

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from commandline import edited
 
 from simdist import scenario
 from simdist.runs.building import build
@@ -12,21 +13,11 @@ from simdist.studies.comparison import compare
 from simdist.studies.known_delays import corrected, known_delays
 from simdist.studies.measuring import measure
 
-SCENARIO = """
-cluster:
-  nodes: 2
-  gpus_per_node: 4
-  fabric: {{latency: 0 s, bandwidth: 100 GB/s}}
-  network: {{latency: 1 us, bandwidth: 25 Gbit/s, efficiency: 0.9}}
-workload: {{preset: resnet18, forward: 30 ms, backward: 60 ms}}
-disturbances: [{disturbance}]
-steps: 40
-schedules: [sync, local-4, local-8]
-"""
+STRAGGLERS = "\n  - {kind: transient, probability: 10%, delay: 50 ms}"
 
 
-def scenario_with(disturbance: str) -> scenario.Scenario:
-    return scenario.loads(SCENARIO.format(disturbance=disturbance))
+def scenario_with(disturbances: str) -> scenario.Scenario:
+    return scenario.loads(edited((STRAGGLERS, f" [{disturbances}]"), ("steps: 12", "steps: 40"), ("seed: 1\n", "")))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +166,7 @@ def test_runs_that_do_not_differ_have_no_interval_where_chance_is_unknown() -> N
     rows = compare(scenario_with("{kind: pauses, every: 200000, first: [39, 200000], delay: 1 s}"), n_seeds=3)
     assert [row.step_s_ci95 for row in rows] == [None] * 3
     assert [row.speedup_ci95 for row in rows] == [(1.0, 1.0), None, None]
-    assert any(each.text.startswith("no two runs of sync, local-4, local-8 differ") for each in rows.remarks)
+    assert any(each.text.startswith("no two runs of sync, local-4, hsgd-2-4,4-world differ") for each in rows.remarks)
 
 
 def test_delays_of_a_disturbance_are_counted_alone() -> None:

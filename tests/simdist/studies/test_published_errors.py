@@ -364,6 +364,34 @@ def test_the_doubt_grows_with_the_number_of_ranks():
     assert widths[1] > 3 * widths[0]
 
 
+@pytest.mark.parametrize(
+    ("schedules", "ranks", "lost", "expected"),
+    [
+        (BOTH, 8, True, "sharded"),
+        (BOTH, 16, True, "sharded"),
+        (BOTH, 8, False, "machines"),
+        (BOTH, 4, True, "machines"),
+        (f"{{kind: sync}}, {BOTH}", 8, True, "machines"),
+        (BOTH, 64, True, ""),
+    ],
+)
+def test_sharded_models_with_a_rate_of_whole_machines_have_a_doubt_of_their_own(schedules, ranks, lost, expected):
+    workload = {"preset": "llama2-7b", "utilization": {"bf16": "40%"}, "utilization_ranks": ranks}
+    found = scenario.load(
+        {
+            "cluster": {"preset": "dgx-a100", "nodes": 8},
+            "workload": workload,
+            "disturbances": [{"kind": "interference", "typical": True}] if lost else [],
+            "schedules": scenario.loads(
+                SHARDED.format(nodes=8, more="", schedules=schedules, forward="1 ms")
+            ).schedules,
+            "steps": 2,
+        }
+    )
+    kinds = [each.kind for each in doubts_of(found) if each.kind in ("machines", "sharded")]
+    assert kinds == [expected] * bool(expected)
+
+
 def test_a_gpu_of_which_nothing_is_known_has_no_interval_and_says_so():
     def compared(device):
         return compare(job(preset="v100x8-25gbit", more=f", device: {{name: {device}}}"), n_seeds=2)
