@@ -171,7 +171,9 @@ class ProcessWorld:
         self._scratch = {communicator: Scratch() for communicator in groups}
         for communicator, members in groups.items():
             whole = self._everyone if communicator == COMM.communicator else None
-            made = {} if whole is None else {(*range(self.world_size),): whole}
+            made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+            if whole is not None:
+                made[tuple(range(self.world_size))] = whole
             for group in members:
                 joined = self._join(group, timeout_s, made)
                 self._members[communicator, group] = _Members(*joined, self._scratch[communicator])

@@ -342,7 +342,8 @@ def _exchange(op: ops.Collective, memory: Memory, world_size: int, late: Sequenc
 def _split(stacked: Tensor, group: Group) -> Tensor:
     """Return the rows of ranks by group, `[n_blocks, size, stride, count]`: a view, or a copy if groups are listed."""
     rows = stacked[list(group.ranks)] if group.ranks else stacked
-    return rows.unflatten(0, group.shape(len(stacked)))
+    members: Tensor = rows.unflatten(0, group.shape(len(stacked)))
+    return members
 
 
 def _write(members: Tensor, group: Group, stacked: Tensor) -> None:
