@@ -94,7 +94,9 @@ class SeedDelays:
 
         def draw(some: Sequence[int]) -> DelaySource:
             source = DrawnDelays(delays)
-            return source if len(some) == len(its) else SomeSeeds(source, np.array([places[each] for each in some]))
+            if len(some) == len(its):
+                return source
+            return SomeSeeds(source, np.array(some if seeds is None else [places[each] for each in some]))
 
         its = range(next((len(each) for each in delays.values()), 1)) if seeds is None else seeds
         places = {seed: place for place, seed in enumerate(its)}

@@ -6,7 +6,7 @@ link multiplies. Times count from the start of the run; latencies stay as they a
 
 import abc
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
@@ -45,7 +45,7 @@ class CustomActor(Settings, abc.ABC):
     kind: str
 
     @abc.abstractmethod
-    def __call__(self, env: "simpy.Environment", cluster: Any) -> "Iterator[simpy.Event]":
+    def __call__(self, env: "simpy.Environment", cluster: Any) -> "Generator[simpy.Event, object, object]":
         """Yield events until it ends. Each schedule and seed starts it anew, and the last rank ends it.
 
         Args:
