@@ -1,7 +1,7 @@
 """Which mitigation for which straggler: rivals of synchronous SGD, simulated on 64 to 1,024 GPUs.
 
 python experiments/mitigations/run.py           print the tables (some minutes)
-python experiments/mitigations/run.py --write   write them and the figure into the README
+python experiments/mitigations/run.py --write   write them into the README
 python experiments/mitigations/run.py --nodes 2 --seeds 1 --steps 64     a quick look
 """
 
