@@ -29,7 +29,7 @@ def over_copies(plan: Plan, ranks_per_copy: int) -> Plan:
     Raises:
         UnsupportedError: An operation needs all tensors, or divides work among ranks.
 
-    >>> from simdist.plan import AllReduce, Buffer
+    >>> from simdist.plan import AllReduce, Group
     >>> steps = [(AllReduce("param", Group(4)), AllReduce("param", Group(2)))]
     >>> plan = over_copies(Plan.from_steps("tiny", world_size=4, buffers=(), steps=steps), 2)
     >>> plan.world_size, *(str(op.group) for op in plan.bodies[0])

@@ -1,5 +1,6 @@
 """Groups: partitions of the ranks into groups of equal size, by a pattern or by list."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -131,9 +132,8 @@ class Group:
             values: Values with the axes `[n_blocks, size, stride]`.
             axis: Number of the first of these axes.
         """
-        before = values.shape[:axis]
-        after = values.shape[axis + 3 :]
-        flat = values.reshape(*before, -1, *after)
+        n_ranks = math.prod(values.shape[axis : axis + 3])
+        flat = values.reshape(*values.shape[:axis], n_ranks, *values.shape[axis + 3 :])
         return flat.take(np.argsort(self.ranks), axis) if self.ranks else flat
 
     def members(self, world_size: int) -> list[list[int]]:
