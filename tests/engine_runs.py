@@ -14,8 +14,22 @@ from simdist.engines.observers import FirstRank, StepSeconds, WhereTimeWent, Who
 from simdist.engines.run import Live, run
 from simdist.plan import Plan
 from simdist.plan.delays import Delays, DelaySource, SeedDelays
+from simdist.plan.walk import Template
 from simdist.traces.breakdown import Breakdown, side_by_side
 from simdist.traces.trace import Trace
+
+
+class AllTimes:
+    """Keeps ready, start and end of every instance of the only variant."""
+
+    only_ends = False
+
+    def __init__(self, plan: Plan) -> None:
+        self.times_s = np.empty((3, plan.n_instances, plan.world_size))
+
+    def add(self, index: int, template: Template, *times_s: np.ndarray) -> None:
+        for number, each_s in enumerate(times_s):
+            self.times_s[number, index] = each_s[:, 0]
 
 
 @dataclass(frozen=True)

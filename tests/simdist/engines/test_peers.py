@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from engine_runs import des
+from engine_runs import AllTimes, des
 from hypothesis import given
 from hypothesis import strategies as st
 from priced_runs import runs
@@ -13,24 +13,11 @@ from simdist.engines.observers import WholeTrace
 from simdist.engines.peers import find_peers, trace_of_rank
 from simdist.engines.replay import Timing, replay, timing
 from simdist.engines.run import run as run_engine
-from simdist.plan import Plan, Tick
-from simdist.plan.walk import Template, drops_late
+from simdist.plan import Tick
+from simdist.plan.walk import drops_late
 from simdist.runs.building import build, delays
 from simdist.traces.peers import PeerArrivals
 from simdist.traces.trace import Trace
-
-
-class AllTimes:
-    """Keeps ready, start and end of every instance of the only variant."""
-
-    only_ends = False
-
-    def __init__(self, plan: Plan) -> None:
-        self.times_s = np.empty((3, plan.n_instances, plan.world_size))
-
-    def add(self, index: int, template: Template, *times_s: np.ndarray) -> None:
-        for number, each_s in enumerate(times_s):
-            self.times_s[number, index] = each_s[:, 0]
 
 
 def with_other_rank(trace: Trace, rank: int, factors: np.ndarray, late_s: np.ndarray) -> Trace:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from engine_runs import des, fast
+from engine_runs import AllTimes, des, fast
 from hypothesis import given
 from priced_runs import runs
 from tiers import examples
@@ -13,7 +13,7 @@ from simdist.engines.replay import Timing, replay, replayed_step_end_s, timing
 from simdist.errors import TraceError, UnsupportedError
 from simdist.plan import AllReduce, Plan
 from simdist.plan.group import Group
-from simdist.plan.walk import Template, drops_late
+from simdist.plan.walk import drops_late
 from simdist.runs.building import build, delays
 from simdist.scenario import load
 from simdist.scenario.presets import path as preset_path
@@ -21,19 +21,6 @@ from simdist.traces.trace import Trace
 from simdist.traces.waiting import step_end_s as traced_step_end_s
 
 ARRAYS = ("ready_s", "start_s", "end_s")
-
-
-class AllTimes:
-    """Keeps ready, start and end of every instance of the only variant."""
-
-    only_ends = False
-
-    def __init__(self, plan: Plan) -> None:
-        self.times_s = np.empty((3, plan.n_instances, plan.world_size))
-
-    def add(self, index: int, template: Template, *times_s: np.ndarray) -> None:
-        for number, each_s in enumerate(times_s):
-            self.times_s[number, index] = each_s[:, 0]
 
 
 def replayed_trace(trace: Trace, durations: Durations) -> Trace:
