@@ -260,7 +260,7 @@ def draft(
         ScenarioError: Something stated is wrong, or a schedule cannot be simulated.
         RunError: A file cannot be written.
     """
-    check_output(output, force=force)
+    _check_output(output, force=force)
     drafting = _Drafting(options, output, _Interview(ask), say, force)
     body = drafting.text()
     try:
@@ -272,7 +272,7 @@ def draft(
     return Draft(output, scenario, body, settings, drafting.model, drafting.calibrations)
 
 
-def check_output(output: Path, *, force: bool) -> None:
+def _check_output(output: Path, *, force: bool) -> None:
     """Refuse a file that could not be written, before anything is asked."""
     if str(output) == "-":
         raise ScenarioError("-: standard output is not supported: name the file to write, e.g. scenario.yaml")
