@@ -171,11 +171,7 @@ def _make_world(connection: Connection, plan: Plan) -> ProcessWorld:
 
 
 def _make_recorder(connection: Connection, plan: Plan, recording: Recording) -> Recorder:
-    """Make the recorder of this rank. All ranks take part.
-
-    Raises:
-        RunError: A rank that must write to the folder cannot.
-    """
+    """Make the recorder of this rank. All ranks take part."""
     path = part_path(recording.folder, connection.place.rank)
     if recording.by_all:
         try:

@@ -89,11 +89,7 @@ class _Agenda:
         self.leaving = Leaving(place)
 
     def advance(self, number: int) -> BatchReads:
-        """Return how a load reads, after the earlier loads.
-
-        Raises:
-            RunError: The plan has no such load, or the load has passed.
-        """
+        """Return how a load reads, after the earlier loads."""
         first = 0 if self._current is None else self._current.number + 1
         if number < first:
             raise RunError(f"load {number} of rank {self._place.rank}: the next one is {first}")
@@ -280,11 +276,7 @@ class _LoadProgress:
             self._changed.notify_all()
 
     def wait(self, *, timeout_s: float, stop: threading.Event) -> None:
-        """Wait until all samples are there.
-
-        Raises:
-            RunError: A sample failed, the run has failed elsewhere, or the time limit has passed.
-        """
+        """Wait until all samples are there."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             while self._missing and self._error is None:

@@ -96,16 +96,7 @@ class _Interview:
         *,
         check: Callable[[str], _ValueT],
     ) -> _ValueT:
-        """Return the value of a setting, and remember where it is from.
-
-        Args:
-            name: Of the setting.
-            option: That states it.
-            given: Its value; None if it was not given.
-            default: Value without an option or another answer.
-            source: Where the default is from.
-            check: Returns the value of an answer, or raises ScenarioError.
-        """
+        """Return the value of a setting, and remember where it is from."""
         value = default if given is None else given
         source = source if given is None else f"option {option}"
         if given is None and self.ask:
@@ -295,11 +286,7 @@ def _without_lines(message: str, output: Path, labels: Sequence[str]) -> str:
 
 
 def _check(scenario: Scenario) -> None:
-    """Refuse a scenario that could not be simulated.
-
-    Raises:
-        ScenarioError: A schedule cannot be built or priced.
-    """
+    """Refuse a scenario that could not be simulated."""
     for schedule in scenario.schedules:
         try:
             build(scenario, schedule)

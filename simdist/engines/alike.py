@@ -520,11 +520,7 @@ class _Seed:
         self._done: _SpanDone | None = None
 
     def add(self, step: _SeedStep) -> list[_Told]:
-        """Simulate the next step. Return those that no later one can change.
-
-        Raises:
-            UnforeseenError: Few ranks are alike, or transfers go on from step to step.
-        """
+        """Simulate the next step. Return those that no later one can change."""
         if self._done is None:
             self._pending = [step]
             self._done = self._run.simulate([step], self._before)
@@ -545,11 +541,7 @@ class _Seed:
         return told
 
     def finish(self) -> list[_Told]:
-        """Return the steps of the latest span.
-
-        Raises:
-            UnforeseenError: See `add`.
-        """
+        """Return the steps of the latest span."""
         if len(self._pending) > _MOST_JOINED:
             self._simulate_pending()
         return [] if self._done is None else self._told(self._done)
@@ -726,14 +718,7 @@ def _equal(ours: Mapping[Any, _Times], theirs: Mapping[Any, _Times]) -> bool:
 def _tasks(
     steps: Sequence[_SeedStep], partition: Partition, costs: Costs, known: "dict[int, _KindWork]"
 ) -> "list[_KindTask]":
-    """Return the instances of steps, for ranks that stand for others.
-
-    Args:
-        steps: The steps.
-        partition: The kinds of ranks.
-        costs: The price list.
-        known: What operations do, by `id`: each step has the same ones. Is filled.
-    """
+    """Return the instances of steps, for ranks that stand for others. Fill `known`: what operations do, by `id`."""
     tasks = []
     for each in steps:
         for at, template in enumerate(each.pattern.templates, each.index):
@@ -902,11 +887,7 @@ class _Transfers:
         self._used[key] = min(first_start_s, flight.start_s), max(last_end_s, end_s)
 
     def fly(self) -> Iterator[tuple[list[_Transit], float]]:
-        """Let transfers flow, from event to event. Yield those that end together, and when.
-
-        Raises:
-            RunError: An event neither begins nor ends a transfer.
-        """
+        """Let transfers flow, from event to event. Yield those that end together, and when."""
         coming = self._coming
         now_s = -math.inf
         next_end_s = math.inf

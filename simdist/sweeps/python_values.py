@@ -93,11 +93,7 @@ def _varied(scenario: Scenario, at: Path, key: object, values: Any) -> tuple[Any
 
 
 def _value(scenario: Scenario, at: Path, path: Path, value: object) -> object:
-    """Return one value of a field as a file has it.
-
-    Raises:
-        ScenarioError: It is wrong.
-    """
+    """Return one value of a field as a file has it."""
     try:
         refuse_bare(scenario, path, value)
         if isinstance(value, str | int | float | None):
@@ -121,11 +117,7 @@ def _bounds(scenario: Scenario, at: Path, path: Path, rule: object, bounds: Any)
 
 
 def _writable(value: object, above: tuple[object, ...]) -> Any:
-    """Return a value as YAML has it.
-
-    Raises:
-        ScenarioError: It is an object that no file has.
-    """
+    """Return a value as YAML has it."""
     match value:
         case Settings():
             return value.model_dump(mode="json")
