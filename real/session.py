@@ -107,10 +107,6 @@ class Session:
     def gather(self, start: Start, source: str) -> tuple[Trace | None, tuple[Clocks, Clocks]]:
         """Gather the times of all ranks. All ranks take part.
 
-        Args:
-            start: Start of the run.
-            source: Program that makes the trace.
-
         Returns:
             The trace on rank 0, None elsewhere; and the clocks at the start and now.
 

@@ -73,13 +73,7 @@ class _PlannedRead:
 
 
 class _Agenda:
-    """Iterates over the loads of a plan for one rank.
-
-    Args:
-        reads: Reads of all loads, in order.
-        n_samples: Number of samples in the data set.
-        place: Place of this rank.
-    """
+    """Iterates over the loads of a plan for one rank."""
 
     def __init__(self, reads: Iterable[BatchReads], n_samples: int, place: RankPlace) -> None:
         self._reads = iter(reads)
@@ -148,11 +142,7 @@ class _Agenda:
 
 
 class Leaving:
-    """Evicts samples from a node's caches when no rank needs them any more.
-
-    Args:
-        place: Place of this rank.
-    """
+    """Evicts samples from a node's caches when no rank needs them any more."""
 
     def __init__(self, place: RankPlace) -> None:
         self._place = place
@@ -231,13 +221,7 @@ class LoadCounts:
 
 
 class _LoadProgress:
-    """Collects the reports of threads on the reads of a load.
-
-    Args:
-        where: The load, as the beginning of messages.
-        reads: All reads of the load.
-        names: Names of the files of all samples.
-    """
+    """Collects the reports of threads on the reads of a load."""
 
     def __init__(self, where: str, reads: Sequence[_PlannedRead], names: Sequence[str]) -> None:
         self.not_kept: list[_PlannedRead] = []

@@ -151,11 +151,6 @@ class Planned:
 def plan_loop(schedule: Schedule | Plan | Path | str, delays: Delays | None, wanted: PlanRequest) -> Planned:
     """Return the plan and the delays.
 
-    Args:
-        schedule: See `real.wrap`.
-        delays: See `real.wrap`.
-        wanted: The training loop.
-
     Raises:
         PlanError: The plan or the delays are not legal, or do not fit.
         ScenarioError: The schedule does not fit the world.

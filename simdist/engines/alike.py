@@ -173,9 +173,6 @@ class KindsRun:
 class _AlikeRanks:
     """The ranks that have been of one kind in all steps and seeds so far.
 
-    Args:
-        world_size: Ranks.
-
     Attributes:
         firsts: The first rank of each set of them, `[n_sets]`.
         of_ranks: The set of each rank, `[world_size]`.
@@ -568,12 +565,7 @@ class _Seed:
 
 
 class Courses:
-    """Simulates spans, and knows those that were simulated: of one plan, or of several with the same steps.
-
-    Args:
-        costs: The price list of the plans.
-        world_size: Their ranks.
-    """
+    """Simulates spans, and knows those that were simulated: of one plan, or of several with the same steps."""
 
     def __init__(self, costs: Costs, world_size: int) -> None:
         self._world_size = world_size
@@ -773,14 +765,7 @@ class _KindWork:
 
 @dataclass(slots=True)
 class _KindTask:
-    """An instance.
-
-    Args:
-        index: Its number.
-        lane: Name of its lane.
-        after: What it comes after.
-        work: What it does.
-    """
+    """An instance."""
 
     index: int
     lane: str

@@ -180,12 +180,7 @@ def unchecked_copy(settings: _SettingsT, **update: object) -> _SettingsT:
 
 
 def stated(settings: object, in_file: Any) -> Any:
-    """Return settings as a file has them without defaults that nobody wrote.
-
-    Args:
-        settings: The settings, or a list of them.
-        in_file: The same with all keys.
-    """
+    """Return settings as a file has them without defaults that nobody wrote."""
     if isinstance(settings, tuple) and isinstance(in_file, list):
         return [stated(*each) for each in zip(settings, in_file, strict=True)]
     if not (isinstance(settings, Settings) and isinstance(in_file, dict)):

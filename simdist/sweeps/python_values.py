@@ -19,10 +19,6 @@ _NAME = "name"  # of a case; all other keys of it are paths
 def as_in_a_file(sweep: Mapping[str, object], keys: type[Settings]) -> dict[str, Any]:
     """Return the keys and values of a sweep file for a mapping from Python.
 
-    Args:
-        sweep: The mapping.
-        keys: The keys of a sweep file.
-
     Raises:
         ScenarioError: Its scenario or a value is wrong, or a file cannot have a value.
     """

@@ -60,12 +60,6 @@ class Space:
 def space(scenario: Scenario, constraints: Constraints, extras: Extras, *, progress: Progress | None = None) -> Space:
     """Return all legal candidates that keep to the constraints, as far as these need neither prices nor times.
 
-    Args:
-        scenario: The scenario.
-        constraints: Limits.
-        extras: The schedules that may be tried.
-        progress: See `Progress`.
-
     Raises:
         ScenarioError: See `Extras.kinds`.
     """
