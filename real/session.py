@@ -107,10 +107,6 @@ class Session:
     def gather(self, start: Start, source: str) -> tuple[Trace | None, tuple[Clocks, Clocks]]:
         """Gather the times of all ranks. All ranks take part.
 
-        Args:
-            start: Start of the run.
-            source: Program that makes the trace.
-
         Returns:
             The trace on rank 0, None elsewhere; and the clocks at the start and now.
 
@@ -173,11 +169,7 @@ def _make_world(connection: Connection, plan: Plan) -> ProcessWorld:
 
 
 def _make_recorder(connection: Connection, plan: Plan, recording: Recording) -> Recorder:
-    """Make the recorder of this rank. All ranks take part.
-
-    Raises:
-        RunError: A rank that must write to the folder cannot.
-    """
+    """Make the recorder of this rank. All ranks take part."""
     path = part_path(recording.folder, connection.place.rank)
     if recording.by_all:
         try:
