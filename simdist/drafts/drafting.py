@@ -96,16 +96,7 @@ class _Interview:
         *,
         check: Callable[[str], _ValueT],
     ) -> _ValueT:
-        """Return the value of a setting, and remember where it is from.
-
-        Args:
-            name: Of the setting.
-            option: That states it.
-            given: Its value; None if it was not given.
-            default: Value without an option or another answer.
-            source: Where the default is from.
-            check: Returns the value of an answer, or raises ScenarioError.
-        """
+        """Return the value of a setting, and remember where it is from."""
         value = default if given is None else given
         source = source if given is None else f"option {option}"
         if given is None and self.ask:
@@ -260,7 +251,7 @@ def draft(
         ScenarioError: Something stated is wrong, or a schedule cannot be simulated.
         RunError: A file cannot be written.
     """
-    check_output(output, force=force)
+    _check_output(output, force=force)
     drafting = _Drafting(options, output, _Interview(ask), say, force)
     body = drafting.text()
     try:
@@ -272,7 +263,7 @@ def draft(
     return Draft(output, scenario, body, settings, drafting.model, drafting.calibrations)
 
 
-def check_output(output: Path, *, force: bool) -> None:
+def _check_output(output: Path, *, force: bool) -> None:
     """Refuse a file that could not be written, before anything is asked."""
     if str(output) == "-":
         raise ScenarioError("-: standard output is not supported: name the file to write, e.g. scenario.yaml")
@@ -295,11 +286,7 @@ def _without_lines(message: str, output: Path, labels: Sequence[str]) -> str:
 
 
 def _check(scenario: Scenario) -> None:
-    """Refuse a scenario that could not be simulated.
-
-    Raises:
-        ScenarioError: A schedule cannot be built or priced.
-    """
+    """Refuse a scenario that could not be simulated."""
     for schedule in scenario.schedules:
         try:
             build(scenario, schedule)

@@ -28,11 +28,6 @@ _ROUNDING = 1e-9
 def with_checkpoint_steps(scenario: Scenario, schedule: Schedule, job: Job) -> Scenario:
     """Return a scenario whose checkpoints come every so many steps, if they came by time.
 
-    Args:
-        scenario: The scenario.
-        schedule: A schedule.
-        job: The job of the scenario.
-
     Raises:
         PlanError: The schedule does not fit the cluster.
         ScenarioError: Steps take no time.
