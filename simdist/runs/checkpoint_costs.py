@@ -23,7 +23,8 @@ from simdist.settings.base import unchecked_copy
 
 _MOST_STEPS = 16  # that a file is written beside
 _SLACK = 1.25  # traffic of training makes a write longer
-_FILE, _STATE = "checkpoint.file", "checkpoint.state"
+_FILE = "checkpoint.file"
+_STATE = "checkpoint.state"
 
 
 @dataclass(frozen=True, slots=True)
