@@ -14,14 +14,14 @@ from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 
 #: What an interruption is: a node or a process is gone, nothing goes on until somebody notices, or it is planned.
-Effect: TypeAlias = Literal["node", "process", "hang", "planned"]
+LoggedEffect: TypeAlias = Literal["node", "process", "hang", "planned"]
 
 #: Interruptions as near as this are one event, if they have something in common.
 SAME_EVENT_S = 60.0
 
 #: What failed earlier is a start that failed.
 TRAINS_AFTER_S = 60.0
-_STRENGTH: tuple[Effect, ...] = ("node", "process", "planned", "hang")  # what is the cause of what is later here
+_STRENGTH: tuple[LoggedEffect, ...] = ("node", "process", "planned", "hang")  # what is the cause of what is later here
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Interruption:
 
     at_s: float | None
     cause: str
-    effect: Effect
+    effect: LoggedEffect
     hosts: frozenset[str] = frozenset()
     jobs: frozenset[str] = frozenset()
     n_ended: int = 1

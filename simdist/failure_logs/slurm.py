@@ -16,11 +16,18 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from simdist.errors import ScenarioError
-from simdist.failure_logs.records import TRAINS_AFTER_S, Effect, Exposure, Interruption, LoggedFailures, joined_events
+from simdist.failure_logs.records import (
+    TRAINS_AFTER_S,
+    Exposure,
+    Interruption,
+    LoggedEffect,
+    LoggedFailures,
+    joined_events,
+)
 from simdist.failure_logs.slurm_jobs import COMMAND, SlurmJob
 from simdist.settings.base import plural
 
-_CAUSES: dict[str, tuple[str, Effect]] = {
+_CAUSES: dict[str, tuple[str, LoggedEffect]] = {
     "NODE_FAIL": ("node failure", "node"),
     "FAILED": ("failed job", "process"),
     "OUT_OF_MEMORY": ("out of memory", "process"),

@@ -23,9 +23,9 @@ from simdist.errors import ScenarioError
 from simdist.failure_logs.records import (
     SAME_EVENT_S,
     TRAINS_AFTER_S,
-    Effect,
     Exposure,
     Interruption,
+    LoggedEffect,
     LoggedFailures,
     joined_events,
     timestamp_s,
@@ -117,7 +117,7 @@ class Round:
 
     def interruption(self) -> Interruption:
         """Return its failure."""
-        effect: Effect = "hang" if self.cause == _HANG else "process"
+        effect: LoggedEffect = "hang" if self.cause == _HANG else "process"
         n_ended = max(1, self.n_failed)
         return Interruption(self.failed_s, self.cause, effect, frozenset(self.hosts), _JOB, n_ended, self.hung_s)
 
