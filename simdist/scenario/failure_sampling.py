@@ -5,7 +5,7 @@ The n-th failure of a cause has numbers of its own, from counters as in `simdist
     key     = (seed, index of the cause)
     counter = (place in the tile, number of the tile, lane, 3)
 
-Lane 0 gives the time since the cause's failure before, lane 1 the component, lane 2 whether it is one of the worst
+Lane 0 gives the time since the cause's failure before, lane 1 which component, lane 2 whether it is one of the worst
 nodes, and further lanes what follows from the failure: see `Chances`. Failures come by the clock on the wall, also
 while the job is down.
 """
@@ -20,13 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.scenario.failures import Cause, Failures
-from simdist.scenario.link_sampling import tiles
+from simdist.scenario.link_sampling import uniform_tiles
 
 _Floats: TypeAlias = NDArray[np.float64]
 
 _FAILURES = 3
-_TIMES, _COMPONENTS, _EXCESS, _WORST, _FIRST_CHANCE = range(5)
-_TILE = 256  # of `tiles`
+_TIMES, _PLACES, _EXCESS, _WORST, _FIRST_CHANCE = range(5)
+_TILE = 256  # of `uniform_tiles`
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Chances:
         tile, place = divmod(failure.number, _TILE)
         key = (failure.cause, lane, tile)
         if key not in self._known:
-            numbers = tiles(self.seed, failure.cause, _FIRST_CHANCE + lane, _FAILURES)
+            numbers = uniform_tiles(self.seed, failure.cause, _FIRST_CHANCE + lane, _FAILURES)
             self._known[key] = next(islice(numbers, tile, None))
         return float(self._known[key][place])
 
@@ -110,26 +110,25 @@ def _drawn(cause: Cause, seed: int, index: int, n_nodes: int, gpus_per_node: int
     from simdist.scenario.portable import log
 
     assert cause.rate_per_s is not None
-    n_components = cause.n_components(n_nodes, gpus_per_node)
-    mean_s = 1.0 / (cause.rate_per_s * n_components)
+    mean_s = 1.0 / (cause.rate_per_s * cause.n_components(n_nodes, gpus_per_node))
     excess = cause.excess(n_nodes)
     worst = _worst_nodes(cause, seed, index, n_nodes)
     hit = _Hit(cause, n_nodes, gpus_per_node)
-    lanes = [tiles(seed, index, lane, _FAILURES) for lane in (_TIMES, _COMPONENTS, _EXCESS)]
+    lanes = [uniform_tiles(seed, index, lane, _FAILURES) for lane in (_TIMES, _PLACES, _EXCESS)]
     now_s = 0.0
     for tile in count():
         gaps, places, chances = (next(lane) for lane in lanes)
         times_s = np.cumsum(np.concatenate([[now_s], -mean_s * log(gaps)]))[1:].tolist()
         now_s = times_s[-1]
-        components = (places * n_components).astype(np.int64).tolist()
+        drawn = (places * hit.n_places).astype(np.int64).tolist()
         is_excess = (chances < excess).tolist()
         bad = (places * len(worst)).astype(np.int64).tolist()
-        for place in range(_TILE):
-            component = components[place]
-            if is_excess[place]:
-                component = worst[bad[place]] * (gpus_per_node if cause.of == "gpu" else 1)
-            first, n_hit, rank = hit.by(component)
-            yield Failure(times_s[place], index, tile * _TILE + place, first, n_hit, rank, is_excess[place])
+        for i in range(_TILE):
+            place = drawn[i]
+            if is_excess[i]:
+                place = worst[bad[i]] * (gpus_per_node if cause.of == "gpu" else 1)
+            first, n_hit, rank = hit.by(place)
+            yield Failure(times_s[i], index, tile * _TILE + i, first, n_hit, rank, is_excess[i])
 
 
 def _recorded(cause: Cause, index: int, n_nodes: int, gpus_per_node: int) -> Iterator[Failure]:
@@ -138,43 +137,48 @@ def _recorded(cause: Cause, index: int, n_nodes: int, gpus_per_node: int) -> Ite
     ranks = cause.ranks or [0] * len(times_s)
     hit = _Hit(cause, n_nodes, gpus_per_node)
     for number, (at_s, rank) in enumerate(zip(times_s, ranks, strict=True)):
-        first, n_hit, _ = hit.by(hit.component_of(rank))
+        first, n_hit, _ = hit.by(hit.place_of(rank))
         yield Failure(at_s, index, number, first, n_hit, rank)
 
 
 @dataclass(frozen=True, slots=True)
 class _Hit:
-    """What a failing component hits."""
+    """What a failure hits, by its place: the number of a component, or of a node if the job loses one of them."""
 
     cause: Cause
     n_nodes: int
     gpus_per_node: int
 
-    def by(self, component: int) -> tuple[int, int, int]:
-        """Return first node, number of nodes, and first rank that a component hits."""
+    @property
+    def n_places(self) -> int:
+        """How many places a failure may have, each as likely as any other."""
+        if self.cause.of == "job" and self.cause.is_of_node:
+            return self.n_nodes
+        return self.cause.n_components(self.n_nodes, self.gpus_per_node)
+
+    def by(self, place: int) -> tuple[int, int, int]:
+        """Return first node, number of nodes, and first rank that a failure hits."""
         match self.cause.of:
             case "gpu":
-                return component // self.gpus_per_node, 1, component
-            case "node":
-                return component, 1, component * self.gpus_per_node
+                return place // self.gpus_per_node, 1, place
             case "domain":
                 size = self.cause.domain_nodes or 1
-                first = component * size
+                first = place * size
                 return first, min(size, self.n_nodes - first), first * self.gpus_per_node
-            case "job":
+            case "job" if not self.cause.is_of_node:
                 return 0, self.n_nodes, 0
+            case _:
+                return place, 1, place * self.gpus_per_node
 
-    def component_of(self, rank: int) -> int:
-        """Return the component that has a rank."""
+    def place_of(self, rank: int) -> int:
+        """Return the place of a failure that hits a rank."""
         match self.cause.of:
             case "gpu":
                 return rank
-            case "node":
-                return rank // self.gpus_per_node
             case "domain":
                 return rank // self.gpus_per_node // (self.cause.domain_nodes or 1)
-            case "job":
-                return 0
+            case _:
+                return rank // self.gpus_per_node
 
 
 def _worst_nodes(cause: Cause, seed: int, index: int, n_nodes: int) -> list[int]:
@@ -182,6 +186,6 @@ def _worst_nodes(cause: Cause, seed: int, index: int, n_nodes: int) -> list[int]
     if cause.worst is None:
         return []
     n_tiles = -(-n_nodes // _TILE)
-    numbers = np.concatenate(list(islice(tiles(seed, index, _WORST, _FAILURES), n_tiles)))[:n_nodes]
+    numbers = np.concatenate(list(islice(uniform_tiles(seed, index, _WORST, _FAILURES), n_tiles)))[:n_nodes]
     found: list[int] = np.argsort(numbers, kind="stable")[: cause.worst.nodes].tolist()
     return sorted(found)

@@ -79,6 +79,7 @@ class Cause(Settings):
     Args:
         cause: Its name, unique in the scenario.
         of: The component that fails: each GPU, each node, each domain of `domain_nodes` nodes, or the whole job.
+            Required with a rate.
         rate_per_s: Failures of each component per time, independent of each other. In place of `at_s` and `at_steps`.
         at_s: Recorded moments, from the begin of the job.
         at_steps: Recorded steps, counted from 0. Each failure comes once, at the begin of its step.
@@ -100,7 +101,7 @@ class Cause(Settings):
     """
 
     cause: str
-    of: Component = "job"
+    of: Component = "gpu"
     rate_per_s: RatePerSecond | None = Field(default=None, alias="rate")
     at_s: _Moments | None = None
     at_steps: _Steps | None = None
@@ -126,6 +127,8 @@ class Cause(Settings):
         written = [key for key in _WHEN if getattr(self, key) is not None]
         if len(written) != 1:
             yield ("rate",), "how often? Write one of rate, e.g. 17 % per year, at, e.g. [10 days], or at_steps"
+        if self.rate_per_s is not None and "of" not in self.model_fields_set:
+            yield ("of",), "a rate of what? Write of: gpu, of: node, of: domain, or of: job"
         for key in (key for key, effects in _OF_EFFECTS.items() if self.effect not in effects):
             if getattr(self, key) is not None:
                 name = type(self).model_fields[key].alias or key
@@ -153,6 +156,11 @@ class Cause(Settings):
             yield ("ranks",), "belong to recorded failures: write at or at_steps, or leave ranks out"
         elif len(self.ranks) != len(moments):
             yield ("ranks",), f"{len(self.ranks)} ranks for {len(moments)} failures: write one for each"
+
+    @property
+    def is_of_node(self) -> bool:
+        """Whether it is the failure of a node, which may have to be replaced."""
+        return self.effect in ("node", "slow", "flap")
 
     def n_components(self, n_nodes: int, gpus_per_node: int) -> int:
         """Return how many components of a cluster may fail."""
