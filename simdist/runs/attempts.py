@@ -20,7 +20,7 @@ from simdist.errors import ScenarioError
 from simdist.runs import recovery as parts_of
 from simdist.runs.checkpointed_steps import CheckpointedSteps, Checkpoints, Pace
 from simdist.runs.recovery import Category, Nodes, Part
-from simdist.scenario.failure_sampling import Chances, Failure, failures_at_steps, failures_of
+from simdist.scenario.failure_sampling import FailureChances, Failure, failures_at_steps, failures_of
 from simdist.scenario.failures import Cause, Failures
 
 _Action: TypeAlias = Callable[[], None]
@@ -29,7 +29,7 @@ _Seconds: TypeAlias = dict[Category, float]
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingJob:
+class LongJob:
     """A job that is to suffer failures.
 
     Args:
@@ -142,7 +142,7 @@ class Goodput:
 
 
 def attempts(
-    failures: Failures, job: TrainingJob, *, seed: int, observe: Callable[[Attempt], None] | None = None
+    failures: Failures, job: LongJob, *, seed: int, observe: Callable[[Attempt], None] | None = None
 ) -> Goodput:
     """Let a job suffer failures.
 
@@ -156,14 +156,14 @@ def attempts(
         ScenarioError: The policy does not fit the job, or the job has no length.
     """
     _check(failures, job)
-    run = _Run(failures, job, Chances(seed), observe or _ignore)
-    run.upcoming = _Upcoming(failures_of(failures, seed=seed, n_nodes=job.n_nodes, gpus_per_node=job.gpus_per_node))
+    run = _Run(failures, job, FailureChances(seed), observe or _ignore)
+    run.upcoming = _FailureQueue(failures_of(failures, seed=seed, n_nodes=job.n_nodes, gpus_per_node=job.gpus_per_node))
     for step, failure in failures_at_steps(failures, n_nodes=job.n_nodes, gpus_per_node=job.gpus_per_node):
         run.at_step(step, partial(run.fail_at_step, failure))
     return run.goodput()
 
 
-def _check(failures: Failures, job: TrainingJob) -> None:
+def _check(failures: Failures, job: LongJob) -> None:
     if (job.n_steps is None) == (job.horizon_s is None):
         raise ScenarioError("how long is the job? Write train_for, e.g. 54 days, or 100000 steps")
     asks = {"on_failure": "continue", "recovery.state": "replica"}
@@ -184,7 +184,7 @@ def _ignore(_: Attempt) -> None:
 
 
 @dataclass(slots=True)
-class _Upcoming:
+class _FailureQueue:
     """Failures to come, of which the next one is known."""
 
     source: Iterator[Failure]
@@ -218,10 +218,10 @@ class _Run:
     """
 
     failures: Failures
-    job: TrainingJob
-    chances: Chances
+    job: LongJob
+    chances: FailureChances
     observe: Callable[[Attempt], None]
-    upcoming: _Upcoming = field(init=False)
+    upcoming: _FailureQueue = field(init=False)
     steps: CheckpointedSteps = field(init=False)
     nodes: Nodes = field(init=False)
     own_s: _Seconds = field(default_factory=dict)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from simdist.scenario.failure_sampling import Chances, Failure
+from simdist.scenario.failure_sampling import FailureChances, Failure
 from simdist.scenario.failures import Failures, Recovery
 
 #: Where the time of a job goes. Names of google/ml-goodput-measurement, but for `absent_replicas`: steps that a job
@@ -126,7 +126,7 @@ def is_blocked(failures: Failures, failure: Failure) -> bool:
     return cause.share == 0 and cause.lasts_s is not None and cause.lasts_s >= failures.longest_timeout_s
 
 
-def tried(recovery: Recovery, parts: list[Part], failure: Failure, chances: Chances) -> Iterator[Part]:
+def tried(recovery: Recovery, parts: list[Part], failure: Failure, chances: FailureChances) -> Iterator[Part]:
     """Yield parts of a start, and before them those of tries that fail; a last part without end if nobody helps."""
     tries = recovery.tries
     if tries is None:

@@ -6,7 +6,7 @@ The n-th failure of a cause has numbers of its own, from counters as in `simdist
     counter = (place in the tile, number of the tile, lane, 3)
 
 Lane 0 gives the time since the cause's failure before, lane 1 which component, lane 2 whether it is one of the worst
-nodes, and further lanes what follows from the failure: see `Chances`. Failures come by the clock on the wall, also
+nodes, and further lanes what follows from the failure: see `FailureChances`. Failures come by the clock on the wall, also
 while the job is down.
 """
 
@@ -81,7 +81,7 @@ def failures_at_steps(failures: Failures, *, n_nodes: int, gpus_per_node: int) -
 
 
 @dataclass(slots=True)
-class Chances:
+class FailureChances:
     """Numbers that say what follows from failures, such as whether a try to start again succeeds.
 
     Args:

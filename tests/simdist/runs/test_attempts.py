@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from simdist.errors import ScenarioError
-from simdist.runs.attempts import CATEGORIES, Attempt, Goodput, TrainingJob, attempts
+from simdist.runs.attempts import CATEGORIES, Attempt, Goodput, LongJob, attempts
 from simdist.runs.checkpointed_steps import Checkpoints
 from simdist.scenario.failures import Failures
 
@@ -18,11 +18,11 @@ def failing(*causes: dict, **others: object) -> Failures:
     return Failures.model_validate({"causes": named, **others})
 
 
-def job(**others: object) -> TrainingJob:
-    return TrainingJob(**{"step_s": 1.0, "n_nodes": 4, "gpus_per_node": 2, "n_steps": 300, **others})  # type: ignore[arg-type]
+def job(**others: object) -> LongJob:
+    return LongJob(**{"step_s": 1.0, "n_nodes": 4, "gpus_per_node": 2, "n_steps": 300, **others})  # type: ignore[arg-type]
 
 
-def suffered(failures: Failures, of: TrainingJob, seed: int = 0) -> Goodput:
+def suffered(failures: Failures, of: LongJob, seed: int = 0) -> Goodput:
     found = attempts(failures, of, seed=seed)
     assert set(found.seconds) == set(CATEGORIES)
     assert math.fsum(found.seconds.values()) == pytest.approx(found.total_s, rel=1e-9)

@@ -8,7 +8,7 @@ import pytest
 
 from simdist.errors import ScenarioError
 from simdist.scenario import dump, loads
-from simdist.scenario.failure_sampling import Chances, failures_at_steps, failures_of
+from simdist.scenario.failure_sampling import FailureChances, failures_at_steps, failures_of
 from simdist.scenario.failures import Failures
 from simdist.settings.units import parse_rate, parse_seconds
 
@@ -171,7 +171,7 @@ def test_a_recorded_failure_hits_what_has_its_rank(of: str, effect: str, expecte
 
 def test_chances_of_a_failure_are_its_own() -> None:
     found = list(islice(failures_of(failures(GPU), seed=3, n_nodes=125, gpus_per_node=8), 600))
-    one, two = Chances(3), Chances(3)
+    one, two = FailureChances(3), FailureChances(3)
     forward = {each.number: [one.next(each) for _ in range(3)] for each in found}
     backward = {each.number: [two.next(each) for _ in range(3)] for each in reversed(found)}
     assert forward == backward
