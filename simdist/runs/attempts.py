@@ -19,9 +19,9 @@ from typing import TypeAlias, get_args
 from simdist.errors import ScenarioError
 from simdist.runs import recovery as parts_of
 from simdist.runs.checkpointed_steps import CheckpointedSteps, Checkpoints, Pace
-from simdist.runs.recovery import Category, Nodes, Part
-from simdist.scenario.failure_sampling import FailureChances, Failure, failures_at_steps, failures_of
-from simdist.scenario.failures import Cause, Failures
+from simdist.runs.recovery import Category, Nodes, TimedPart
+from simdist.scenario.failure_sampling import Failure, FailureChances, failures_at_steps, failures_of
+from simdist.scenario.failures import FailureCause, Failures
 
 _Action: TypeAlias = Callable[[], None]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
@@ -258,7 +258,7 @@ class _Run:
         """When the job ends, if a time tells."""
         return math.inf if self.job.horizon_s is None else self.job.horizon_s
 
-    def cause_of(self, failure: Failure) -> Cause:
+    def cause_of(self, failure: Failure) -> FailureCause:
         """Return the cause of a failure."""
         return self.failures.causes[failure.cause]
 
@@ -453,7 +453,7 @@ class _Run:
         self.absent.clear()
         self._set_pace()
 
-    def _recovery(self, failure: Failure) -> Iterator[Part]:
+    def _recovery(self, failure: Failure) -> Iterator[TimedPart]:
         """Yield the parts of a recovery."""
         recovery = self.failures.recovery
         self.to_replace.append(failure)
@@ -486,7 +486,7 @@ class _Run:
         back_after_s = cause.lasts_s if is_away else self.failures.recovery.repair_s
         return self.nodes.replace(failure, self.steps.now_s, back_after_s=back_after_s)
 
-    def _go_through(self, failure: Failure | None, parts: "list[Part] | Iterator[Part]") -> Failure | None:
+    def _go_through(self, failure: Failure | None, parts: "list[TimedPart] | Iterator[TimedPart]") -> Failure | None:
         """Spend the time of parts; return the failure that makes them begin anew, if one comes."""
         for category, seconds in parts:
             end_s = self.steps.now_s + seconds
@@ -580,7 +580,7 @@ class _Run:
         self._pause(failure, "infrastructure_recovery", known_s - self.steps.now_s)
         self._pause(failure, *self._connecting())
 
-    def _connecting(self) -> Part:
+    def _connecting(self) -> TimedPart:
         """Return the part in which the replicas that are there form their groups."""
         n_ranks = self.job.n_ranks * (self.job.n_replicas - len(self.absent)) // self.job.n_replicas
         return parts_of.starting(self.failures.recovery, n_ranks, 0.0)[1]

@@ -6,7 +6,7 @@ from simdist.errors import ScenarioError
 from simdist.runs.attempts import LongJob
 from simdist.runs.building import build, job
 from simdist.runs.checkpointed_steps import Checkpoints
-from simdist.scenario.failures import Cause
+from simdist.scenario.failures import FailureCause
 from simdist.scenario.links import LinkPersistent
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import Schedule
@@ -66,7 +66,7 @@ def ranks_per_replica(schedule: Schedule, world_size: int) -> int:
     return world_size if schedule.shards else 1
 
 
-def slowed_by_link(scenario: Scenario, schedule: Schedule, cause: Cause) -> float:
+def slowed_by_link(scenario: Scenario, schedule: Schedule, cause: FailureCause) -> float:
     """Return the factor of step times while the link of one node has a share of its rate, by the engines.
 
     Args:
