@@ -134,7 +134,7 @@ def test_what_cannot_be_written_names_rank_and_file(tmp_path: Path) -> None:
     files = CheckpointFiles(str(tmp_path / "folder"), rank=1)
     (tmp_path / "folder" / "rank-00001.bin").mkdir()
     with pytest.raises(RunError, match=r"checkpoint of rank 1: .*/folder/rank-00001.bin: cannot be written: Is a dir"):
-        files.write_bytes(10)
+        files.write_bytes(10, "rank-00001.bin")
 
 
 # --- python -m real ---
