@@ -25,7 +25,7 @@ from simdist.files import read_jsonl, replacing, sync, with_checksum
 from simdist.plan import Plan, ops
 from simdist.plan.failures import StepFailure
 from simdist.plan.plan import StepIndex
-from simdist.traces.attempts import ATTEMPTS, Attempt, AttemptLog, MetFailure, attempt_trace_name, joined
+from simdist.traces.attempts import ATTEMPTS, AttemptLog, MeasuredAttempt, MetFailure, attempt_trace_name, join_attempts
 from simdist.traces.trace import Trace
 
 _POLL_S = 0.05
@@ -133,7 +133,7 @@ class PerformedAttempt:
         earlier = [
             (each.first_step, Trace.load(path)) for each, path in zip(before, paths, strict=True) if path.exists()
         ]
-        return joined([*earlier, (self.first_step, last)])
+        return join_attempts([*earlier, (self.first_step, last)])
 
     def forget(self) -> None:
         """Delete what only a next attempt would need."""
@@ -195,7 +195,7 @@ def begin_attempt(
         for answer in answers:
             answer["steps"] = [step for step in answer["steps"] if step + 1 < limit]
     first_step = _first_step(plan, [answer["steps"] for answer in answers])
-    attempt = Attempt(first_step, launched_s(), started_s, connected_s)
+    attempt = MeasuredAttempt(first_step, launched_s(), started_s, connected_s)
     log = replace(log, attempts=(*log.attempts, attempt), met=tuple(met.values()))
     due = [
         (number, each)

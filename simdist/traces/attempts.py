@@ -26,7 +26,7 @@ _FORMAT = "simdist-attempts-1"
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class MeasuredAttempt:
     """One start of a job.
 
     Args:
@@ -73,7 +73,7 @@ class AttemptLog:
         run: The measurement, as in its trace; empty until it is complete.
     """
 
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[MeasuredAttempt, ...] = ()
     met: tuple[MetFailure, ...] = ()
     run: str = ""
 
@@ -117,7 +117,7 @@ def attempt_trace_name(number: int) -> str:
     return f"trace.attempt-{number}.npz"
 
 
-def joined(attempts: Sequence[tuple[int, Trace]]) -> Trace:
+def join_attempts(attempts: Sequence[tuple[int, Trace]]) -> Trace:
     """Put the traces of attempts together: each step as it was performed last, without the time between attempts.
 
     Args:
