@@ -1,8 +1,8 @@
 """The machines: nodes, GPUs, the links inside and between nodes, and storage."""
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Annotated, ClassVar, Literal, Self, TypeAlias
+from collections.abc import Iterator
+from typing import Annotated, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,8 @@ class Device(Settings):
             generation. If absent or below 7.0, NCCL's rings are perfect pipelines over the cluster's links.
         orthonormalize_s: Seconds to make one column of a factor orthogonal to those before, and of length 1; if absent
             as memory traffic alone.
+        select_kernels_from: Elements of a vector from which the kernels of `real.kernels` select its largest entries
+            faster than `torch.topk`, which serves shorter ones; if absent not measured.
     """
 
     name: str = ""
@@ -68,6 +70,7 @@ class Device(Settings):
     speed: Factor = 1.0
     compute_capability: Annotated[Factor, Field(ge=3, lt=20)] | None = None
     orthonormalize_s: Annotated[Seconds | None, Field(exclude_if=lambda seconds: seconds is None)] = None
+    select_kernels_from: Annotated[Count | None, Field(exclude_if=lambda count: count is None)] = None
 
     @property
     def generation(self) -> Generation | None:
@@ -147,8 +150,6 @@ class Storage(Settings):
         source: Where the numbers are from.
     """
 
-    moved: ClassVar[Mapping[str, str]] = {"operations": "operations_per_s"}
-
     latency_s: Seconds
     bandwidth_Bps: BytesPerSecond
     servers: Annotated[Whole, Field(ge=1, le=_MAX_STORAGE_SERVERS, exclude_if=lambda servers: servers == 1)] = 1
@@ -204,8 +205,6 @@ class Disk(Settings):
         capacity_nbytes: Bytes that it keeps at most; unlimited if absent.
         source: Where the numbers are from.
     """
-
-    moved: ClassVar[Mapping[str, str]] = {"operations": "operations_per_s"}
 
     read_Bps: BytesPerSecond
     write_Bps: BytesPerSecond
@@ -401,26 +400,6 @@ class Cluster(Settings):
         host: The CPU cores of every node.
         uncertain: Ranges of numbers that nobody measured, by path, such as `network.efficiency`.
     """
-
-    moved: ClassVar[Mapping[str, str]] = {
-        "mesh": "topology.mesh",
-        "nodes_per_domain": "topology.nodes_per_domain",
-        "nics_per_node": "topology.nics_per_node",
-        "rails": "topology.rails",
-        "leaf": "topology.leaf",
-        "oversubscription": "topology.oversubscription",
-        "host_bridge": "topology.host_bridge",
-        "library": "collectives.library",
-        "nccl_version": "collectives.nccl_version",
-        "transport": "collectives.transport",
-        "in_switch_reduction": "collectives.in_switch_reduction",
-        "chunkwise": "collectives.chunkwise",
-        "collective_overhead": "collectives.overhead",
-        "launch": "collectives.launch",
-        "cores_per_node": "host.cores_per_node",
-        "shares_cores": "host.shares_cores",
-        "host_reduction": "host.reduction",
-    }
 
     name: str = ""
     source: str = ""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path as FilePath
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, overload
+from typing import Annotated, Any, Literal, Self, TypeAlias, overload
 
 from pydantic import (
     BeforeValidator,
@@ -25,6 +25,7 @@ from simdist.scenario.disturbances import KINDS as DISTURBANCE_KINDS
 from simdist.scenario.disturbances import Disturbance, Interference, Recorded, UnevenWork
 from simdist.scenario.effects import WITHOUT_DATA, EffectSource, Uses
 from simdist.scenario.facts import Imported
+from simdist.scenario.failures import Failures
 from simdist.scenario.links import (
     ACTOR_KINDS,
     FLOW_KINDS,
@@ -33,7 +34,7 @@ from simdist.scenario.links import (
     LinkDisturbance,
     TrafficPattern,
 )
-from simdist.scenario.loading import SettingsT, in_full, read_text, validated
+from simdist.scenario.loading import SettingsT, read_text, validated
 from simdist.scenario.strict_yaml import BASES, path_text
 from simdist.scenario.uncertain import Range, check_ranges
 from simdist.scenario.workload import Workload, other_batch_fault
@@ -350,6 +351,7 @@ class Scenario(Settings):
         host: How far the CPU runs ahead.
         checkpoint: Files that ranks write every so many steps; absent: none.
         disturbances: Delays of ranks, which add up, and links that misbehave, whose shares multiply.
+        failures: What ends or disturbs the whole job, and what it takes to go on; not simulated with the steps.
         background: Flows of other jobs over the same links.
         actors: Processes of users beside the plan.
         schedules: One or more, with distinct labels.
@@ -357,8 +359,6 @@ class Scenario(Settings):
         uncertain: Ranges of numbers that nobody measured, by path, such as `disturbances.0.sigma`.
         doubts: Reasons to doubt its numbers, a sentence each; every command that reads the scenario repeats them.
     """
-
-    moved: ClassVar[Mapping[str, str]] = {"data": "input.data"}
 
     name: str = "scenario"
     cluster: Annotated[Cluster, WrapValidator(_expand_cluster)]
@@ -374,6 +374,7 @@ class Scenario(Settings):
     disturbances: tuple[
         Annotated[SerializeAsAny[Disturbance | LinkDisturbance], BeforeValidator(_choose_disturbance)], ...
     ] = ()
+    failures: Annotated[Failures | None, Field(exclude_if=lambda failures: failures is None)] = None
     background: Annotated[
         tuple[Annotated[TrafficPattern, BeforeValidator(_choose_flows)], ...], Field(exclude_if=lambda flows: not flows)
     ] = ()
@@ -515,7 +516,7 @@ class Scenario(Settings):
             yield from self._unused_in_schedule(schedule, i)
         for i, disturbance in enumerate(self.disturbances):
             yield from disturbance.unused(uses, f"disturbances[{i}]")
-        if self.seed and not self.is_random:
+        if self.seed and not self.is_random and not (self.failures and self.failures.is_random):
             yield "seed has no effect: nothing is random"
 
     def _unused_between(self, uses: Uses) -> Iterator[str]:
@@ -623,6 +624,14 @@ class Scenario(Settings):
             refuse("CheckpointSettings", value.faults(cluster))
         return value
 
+    @field_validator("failures")
+    @classmethod
+    def _check_failures(cls, value: Failures | None, info: ValidationInfo) -> Failures | None:
+        cluster = info.data.get("cluster")
+        if value and cluster:
+            refuse("Failures", value.cluster_faults(cluster))
+        return value
+
     @model_validator(mode="after")
     def _check_ranges(self) -> Self:
         check_ranges(self, self.uncertain)
@@ -661,8 +670,7 @@ def _refuse_other_batch(before: Workload, after: Workload, paths: Iterable[str])
 
 def _named(name: str, error: ValidationError) -> ScenarioError:
     """Return the error of a scenario that is in no file, a line for every problem."""
-    found = [(each["loc"], in_full(each["loc"], each["msg"])) for each in error.errors()]
-    return ScenarioError("\n".join(f"{name}: {path_text(path)}: {message}" for path, message in found))
+    return ScenarioError("\n".join(f"{name}: {path_text(each['loc'])}: {each['msg']}" for each in error.errors()))
 
 
 def load(scenario: AnyScenario) -> Scenario:

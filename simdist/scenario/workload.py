@@ -410,13 +410,7 @@ class Workload(Settings):
 
 
 def other_batch_fault(workload: Workload, batch_size: object, keys: Iterable[object]) -> str | None:
-    """Say why the batch size cannot change by itself, if seconds of passes would stay as they are.
-
-    Args:
-        workload: As it was.
-        batch_size: Its new batch size.
-        keys: Keys of the workload that change.
-    """
+    """Say why the batch size cannot change by itself, if seconds of passes would stay as they are."""
     is_left = workload.is_of_any_batch and TIMES.isdisjoint(keys)
     return unmeasured(batch_size, workload.batch_size) if is_left and batch_size != workload.batch_size else None
 

@@ -215,7 +215,7 @@ def test_overhead_of_a_collective_counts_once_and_not_for_a_single_member(algori
     for size, expected_s in ((4, 0.25), (1, 0.0)):
         op = AllReduce("whole", Group(size), algorithm=algorithm)
         _, _, plain = cost_of(op, whole_and_slice(4), nodes(4))
-        _, _, cost = cost_of(op, whole_and_slice(4), nodes(4, collective_overhead_s=0.25))
+        _, _, cost = cost_of(op, whole_and_slice(4), nodes(4, overhead_s=0.25))
         assert cost.alone_s - plain.alone_s == pytest.approx(expected_s)
 
 
@@ -453,6 +453,9 @@ def test_selection_reads_the_vector_as_often_as_its_method_says():
     }
     assert times["exact"] == pytest.approx(((7 + 3) * 4000 + 80) / 1e6)
     assert times["mstopk"] == times["dgc"] == pytest.approx(((1.5 + 3) * 4000 + 80) / 1e6)
+    for kernels_from, method in ((1000, "mstopk"), (1001, "exact")):
+        op = Select("dense", "sparse", "residual", 10, "mstopk")
+        assert seconds_of(op, buffers, **device, select_kernels_from=kernels_from) == times[method]
     assert seconds_of(Densify("sparse", "dense"), buffers, **device) == pytest.approx((4000 + 80 + 80) / 1e6)
 
 
