@@ -53,12 +53,12 @@ class StepFailure:
 _FAILURES = TypeAdapter(tuple[StepFailure, ...])
 
 
-def dumps_failures(failures: Sequence[StepFailure]) -> str:
-    """Return the failures of a run as JSON; `read_failures` reads it."""
+def dump_step_failures(failures: Sequence[StepFailure]) -> str:
+    """Return the failures of a run as JSON; `read_step_failures` reads it."""
     return json.dumps({"format": _FORMAT, "failures": [asdict(each) for each in failures]}, indent=1) + "\n"
 
 
-def read_failures(path: Path, plan: Plan) -> tuple[StepFailure, ...]:
+def read_step_failures(path: Path, plan: Plan) -> tuple[StepFailure, ...]:
     """Read the failures of a run.
 
     Columns:
@@ -73,7 +73,7 @@ def read_failures(path: Path, plan: Plan) -> tuple[StepFailure, ...]:
         if not isinstance(document, dict) or document.get("format") != _FORMAT:
             raise PlanError(f"{path}: is no file of failures: its format should be {_FORMAT}")
         failures = _FAILURES.validate_python(document.get("failures"), strict=False)
-        check_failures(plan, failures)
+        check_step_failures(plan, failures)
     except PlanError as error:
         raise PlanError(f"{path}: {error}") from None
     except (OSError, ValueError, RecursionError, ValidationError) as error:
@@ -81,7 +81,7 @@ def read_failures(path: Path, plan: Plan) -> tuple[StepFailure, ...]:
     return failures
 
 
-def check_failures(plan: Plan, failures: Sequence[StepFailure]) -> None:
+def check_step_failures(plan: Plan, failures: Sequence[StepFailure]) -> None:
     """Refuse failures that cannot strike in runs of a plan.
 
     Raises:

@@ -38,7 +38,7 @@ from simdist.files import locked, read_content, replacing, sync
 from simdist.plan import Channel, Plan
 from simdist.plan.check import check
 from simdist.plan.delays import Delays, check_delays, delay_shapes
-from simdist.plan.failures import StepFailure, dumps_failures, read_failures
+from simdist.plan.failures import StepFailure, dump_step_failures, read_step_failures
 from simdist.plan.only_simulated import only_simulated
 from simdist.scenario import Recorded, Scenario
 from simdist.scenario.disturbances import read_recorded
@@ -183,7 +183,7 @@ def read(path: Path) -> RunDirectory:
                 read_reads(file, plan=plan)
         except TraceError as error:
             raise TraceError(f"{error}, or delete it") from None
-    failures = read_failures(path / FAILURES, plan) if (path / FAILURES).exists() else ()
+    failures = read_step_failures(path / FAILURES, plan) if (path / FAILURES).exists() else ()
     return RunDirectory(path, scenario, plan, delays, failures)
 
 
@@ -333,7 +333,7 @@ def contents(scenario: Scenario, plan: Plan, delays: Delays, failures: Sequence[
         **{name: _npz({"seconds": seconds}) for name, seconds in recordings.items()},
         SCENARIO: scenarios.dump(standalone).encode(),
         DELAYS: _npz({str(channel): array[0] for channel, array in delays.items()}),
-        **({FAILURES: dumps_failures(failures).encode()} if failures else {}),
+        **({FAILURES: dump_step_failures(failures).encode()} if failures else {}),
         PLAN: plans.dumps(plan).encode(),
     }
 
