@@ -1,7 +1,7 @@
 """`python -m real.learn`: train a task by a plan, with the values of all ranks, and tell how well it learns.
 
 One JSON object on standard input says what to do, see `docs/reference/tasks.md`; JSON lines on standard output tell of
-it, each as soon as it is known.
+it.
 """
 
 import copy

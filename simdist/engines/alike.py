@@ -5,8 +5,8 @@ begin a span alike and have the same delays in it are alike throughout (`simdist
 from the others in one span, and is often like them in the next.
 
 **Streams run ahead.** A time is computed as soon as the times that it depends on are known. Only transfers that share
-links are events. They begin, and flow at max-min fair rates until one ends. A few kinds of transfers meet again and
-again, so their rates are kept.
+links are events. They begin, and flow at max-min fair rates until one ends. Rates of transfers that meet again are
+kept.
 
 **Spans recur.** A span has a time of its own, from the moment at which all that came before is over. A span that begins
 like an earlier one takes the same course, whichever ranks straggle. So it is simulated once, for all seeds.
