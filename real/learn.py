@@ -191,14 +191,7 @@ def _set_seeds(seed: int) -> None:
 
 @final
 class _Learning:
-    """A world that is trained, and watched.
-
-    Args:
-        task: What is learned.
-        order: How.
-        plan: Of the schedule.
-        say: Told what there is, and what was found.
-    """
+    """A world that is trained, and watched."""
 
     def __init__(self, task: TaskFunctions, order: _TrainingRequest, plan: Plan, say: _Say) -> None:
         self._task = task

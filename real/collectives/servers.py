@@ -80,15 +80,7 @@ def sum_by_servers(
 
 @dataclass(frozen=True, slots=True)
 class _ServedSum:
-    """An all-reduce, as one member sees it.
-
-    Args:
-        ranks: The members, in order.
-        me: Index of this member.
-        servers: Indices of the members that are servers.
-        parts: This member's data for the part of each server.
-        process_group: Group for messages.
-    """
+    """An all-reduce, as one member sees it."""
 
     ranks: Sequence[int]
     me: int

@@ -89,14 +89,7 @@ class TooSlow:
 
 @dataclass(frozen=True, slots=True)
 class _Priced:
-    """A legal candidate before a simulation.
-
-    Args:
-        scenario: Its scenario.
-        built: Its plan, with prices.
-        facts: Facts from its plan; see `facts`, `within`.
-        least_s: Seconds per step, or per micro-batch, that it takes at least.
-    """
+    """A legal candidate before a simulation."""
 
     scenario: Scenario
     built: Built
