@@ -401,8 +401,7 @@ class Scenario(Settings):
             changes: The path of a field and its new value, or a mapping of paths to values. A path is that of error
                 messages and sweeps, such as `disturbances[0].probability`. All that it does not name stays. A range in
                 `uncertain` of a changed field is dropped, because the new value is known.
-            attributes: New values of attributes, as settings or as mappings of their attributes. They replace the whole
-                attribute.
+            attributes: New values of attributes, as settings or as mappings of their attributes.
 
         Raises:
             ScenarioError: A path leads nowhere, or the changed scenario is not valid.
@@ -728,8 +727,7 @@ def loads(text: str, *, name: str = "<text>", folder: FilePath = FilePath()) -> 
 def dump(scenario: Scenario) -> str:
     """Write YAML that loads to an equal scenario without any other file, recordings excepted.
 
-    It has what the user wrote, so that remarks are the same. What a preset or a file states is the `base` of a cluster
-    or a workload.
+    It has what the user wrote, so that remarks are the same. What a preset or a file states is its `base`.
     """
     in_file: Any = strict_yaml.with_numbers_as_keys(scenario.model_dump(mode="json"))
     parts = {key: presets.with_base(getattr(scenario, key), in_file[key]) for key in ("cluster", "workload")}
