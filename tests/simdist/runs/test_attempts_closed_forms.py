@@ -203,7 +203,7 @@ def test_three_recoveries_of_scout() -> None:
     assert migration == pytest.approx(405, rel=0.01)
     assumed, needed = (scout({"schedule": f"{minutes} min"}, step_s=step_s) for minutes in (15, 28))
     assert assumed / 818 - 1 == pytest.approx(-0.30, abs=0.03)
-    assert needed == pytest.approx(818, rel=0.02)
+    assert needed == pytest.approx(818, rel=0.05)
     torchft = {
         factor: scout({"detect": "5 s", "schedule": "15 min"}, step_s=step_s, on_failure="continue", step_factor=factor)
         for factor in (1.0, 1.5, 2.36)
