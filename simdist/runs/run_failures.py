@@ -19,7 +19,7 @@ from simdist.runs.checkpointed_steps import Checkpoints
 from simdist.runs.failing_job import ranks_per_replica
 from simdist.scenario import Scenario
 from simdist.scenario.failures import Failures
-from simdist.traces.step_times import StepTimes, step_times
+from simdist.traces.times_of_steps import TimesOfSteps, times_of_steps
 from simdist.traces.trace import Trace
 
 _KINDS: dict[str, FailureKind] = {"hang": "hang", "flap": "hang", "slow": "slow", "planned": "planned"}
@@ -59,7 +59,7 @@ def step_failures(scenario: Scenario, plan: Plan, costs: Costs, delays: Delays) 
     if timeless:
         return _suffer(scenario, failures, plan, None).failures
     simulated = run(plan, costs, delays, observe=WholeTrace(), live=live_of(scenario, costs))
-    return _suffer(scenario, failures, plan, step_times(simulated)).failures
+    return _suffer(scenario, failures, plan, times_of_steps(simulated)).failures
 
 
 def suffer_run(scenario: Scenario, simulated: Trace) -> SufferedRun:
@@ -73,10 +73,10 @@ def suffer_run(scenario: Scenario, simulated: Trace) -> SufferedRun:
         ScenarioError: The policy does not fit the job.
     """
     assert scenario.failures is not None
-    return _suffer(scenario, scenario.failures, simulated.plan, step_times(simulated))
+    return _suffer(scenario, scenario.failures, simulated.plan, times_of_steps(simulated))
 
 
-def _suffer(scenario: Scenario, failures: Failures, plan: Plan, times: StepTimes | None) -> SufferedRun:
+def _suffer(scenario: Scenario, failures: Failures, plan: Plan, times: TimesOfSteps | None) -> SufferedRun:
     seen: list[Attempt] = []
     strikes: list[Strike] = []
     cluster = scenario.cluster
@@ -94,7 +94,7 @@ def _suffer(scenario: Scenario, failures: Failures, plan: Plan, times: StepTimes
     return SufferedRun(goodput, tuple(seen), tuple(struck))
 
 
-def _checkpoints(scenario: Scenario, plan: Plan, times: StepTimes | None) -> Checkpoints | None:
+def _checkpoints(scenario: Scenario, plan: Plan, times: TimesOfSteps | None) -> Checkpoints | None:
     """Return the checkpoints of a plan. Without times, they take none, which changes no failure at a step."""
     if scenario.checkpoint is None or not plan.has_saves:
         return None

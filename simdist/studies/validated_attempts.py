@@ -18,7 +18,7 @@ from simdist.studies import statistics
 from simdist.studies.columns import Column
 from simdist.studies.tables import BOTH, table_text
 from simdist.traces.attempts import ATTEMPTS, AttemptLog, MeasuredAttempt, attempt_trace_name
-from simdist.traces.step_times import StepTimes, step_times
+from simdist.traces.times_of_steps import TimesOfSteps, times_of_steps
 from simdist.traces.trace import Trace
 
 _COLUMNS = (Column("category"), *BOTH)
@@ -29,7 +29,7 @@ class CategoryTime:
     """Where some of the time of a run with failures went.
 
     Args:
-        category: Category, see `simdist goodput`. What steps that count take longer than calm ones is part of
+        category (str): Category, see `simdist goodput`. What steps that count take longer than calm ones is part of
             `productive`.
         simulated_s: Time.
         measured_s: Time.
@@ -183,7 +183,7 @@ def _in_categories(suffered: SufferedRun) -> dict[Category, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Measured:
+class _MeasuredJob:
     seconds: dict[Category, float]
     steps: tuple[tuple[int, int], ...]
     recovery: MeasuredRecovery | None
@@ -198,7 +198,7 @@ class _Failed:
     failure: StepFailure | None
 
 
-def _measured(run: RunDirectory, log: AttemptLog, real: Trace) -> _Measured:
+def _measured(run: RunDirectory, log: AttemptLog, real: Trace) -> _MeasuredJob:
     attempts = log.attempts
     ends = [_end_of(number, run, log) for number in range(len(attempts))]
     seconds: dict[Category, float] = dict.fromkeys(
@@ -234,7 +234,7 @@ def _measured(run: RunDirectory, log: AttemptLog, real: Trace) -> _Measured:
             seconds["productive"] += kept_s - saved_s
         seconds["wasted_progress"] += end.at_s - began_s - kept_s
     steps = tuple((attempt.first_step, end.step) for attempt, end in zip(attempts, ends, strict=True))
-    return _Measured(seconds, steps, _recovery(attempts, ends))
+    return _MeasuredJob(seconds, steps, _recovery(attempts, ends))
 
 
 def _end_of(number: int, run: RunDirectory, log: AttemptLog) -> _Failed:
@@ -255,13 +255,13 @@ def _end_of(number: int, run: RunDirectory, log: AttemptLog) -> _Failed:
     return _Failed(attempt.began_s + times.begin_s(last + 1, attempt.first_step), last + 1, None)
 
 
-def _times_of(number: int, run: RunDirectory, real: Trace | None, *, is_last: bool) -> StepTimes | None:
+def _times_of(number: int, run: RunDirectory, real: Trace | None, *, is_last: bool) -> TimesOfSteps | None:
     """Return the times of an attempt's steps; None if it has left no trace."""
     path = run.path / attempt_trace_name(number)
     if is_last:
         assert real is not None
-        return step_times(real)
-    return step_times(read_trace(path, plan=run.plan)) if path.exists() else None
+        return times_of_steps(real)
+    return times_of_steps(read_trace(path, plan=run.plan)) if path.exists() else None
 
 
 def _recovery(attempts: Sequence[MeasuredAttempt], ends: Sequence[_Failed]) -> MeasuredRecovery | None:

@@ -18,7 +18,7 @@ from simdist.traces.trace import Trace
 
 
 @dataclass(frozen=True)
-class StepTimes:
+class TimesOfSteps:
     """Times of all steps of a trace; NaN for steps that it does not have.
 
     Args:
@@ -57,7 +57,7 @@ class StepTimes:
         return float(np.nanmean(self.end_s - np.concatenate([[0.0], self.begin_next_s[:-1]])))
 
 
-def step_times(trace: Trace) -> StepTimes:
+def times_of_steps(trace: Trace) -> TimesOfSteps:
     """Return the times of the steps of a trace."""
     n_steps = trace.plan.n_steps
     end_s, begin_next_s, usable_s = (np.full(n_steps, np.nan) for _ in range(3))
@@ -70,7 +70,7 @@ def step_times(trace: Trace) -> StepTimes:
             begin_next_s[each.steps] = np.fmax(begin_next_s[each.steps], ends_s)
             if each.op not in stands:
                 end_s[each.steps] = np.fmax(end_s[each.steps], ends_s)
-    return StepTimes(end_s, begin_next_s, usable_s)
+    return TimesOfSteps(end_s, begin_next_s, usable_s)
 
 
 def _standing(plan: Plan) -> set[ops.Op]:
