@@ -30,9 +30,10 @@ class StepFailure:
         attempt: The attempt in which it strikes.
         step: Step at whose start it strikes.
         ranks: Ranks that it strikes.
-        kind (str): `gone`: the processes end without a word. `hang`: they live and take no further part, until a time-out
-            finds them. `planned`: all ranks write a checkpoint, then they end. `pause`: they take no part for a while,
-            as behind a link that flaps. `slow`: from then on they pause at the start of each step of the attempt.
+        kind (str): `gone`: the processes end without a word. `hang`: they live and take no further part, until a
+            time-out finds them. `planned`: all ranks write a checkpoint, then they end. `pause`: they take no part for
+            a while, as behind a link that flaps. `slow`: from then on they pause at the start of each step of the
+            attempt.
         pause_s: Length of a pause.
         resume_before: Checkpoints of this step and later ones are not used after it: silent corruption since then.
             None: all are.
