@@ -204,6 +204,7 @@ def goodput_failures(records: Sequence[GoodputRecord], name: str) -> LoggedFailu
         "ml-goodput-measurement",
         Exposure(math.fsum(map(_job_s, runs.values()))),
         tuple(sorted(interruptions, key=lambda each: each.at_s or 0.0)),
+        {"interruption": "process"},
         ends,
         {part: tuple(seconds) for part, seconds in parts.items() if seconds},
         _SOURCES,

@@ -33,6 +33,7 @@ _CAUSES: dict[str, tuple[str, LoggedEffect]] = {
     "OUT_OF_MEMORY": ("out of memory", "process"),
     "PREEMPTED": ("preemption", "planned"),
 }
+_EXPECTED: dict[str, LoggedEffect] = {"node failure": "node", "failed job": "process"}
 _ENDS = {
     "TIMEOUT": "reached the time limit",
     "DEADLINE": "reached the deadline",
@@ -70,6 +71,7 @@ def slurm_failures(jobs: Sequence[SlurmJob], name: str) -> LoggedFailures:
         "Slurm",
         _exposure(counted, begin_s),
         tuple(event for event in events if _at_s(event) > begin_s or not is_event),
+        _EXPECTED,
         Counter(end for job in ended if (end := _other_end(job))),
         {"schedule": waits_s} if waits_s else {},
         {"schedule": "End of a job that failed to its next Start, of requeued jobs"},
