@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from simdist.drafts.described_jobs import printable
 from simdist.failure_logs.intervals import event_bounds, median_event_bound, median_interval
 from simdist.failure_logs.reading import read_failures
 from simdist.failure_logs.records import LoggedEffect, LoggedFailures
@@ -18,11 +19,14 @@ from simdist.studies.columns import Column
 from simdist.studies.tables import table_text
 
 _OF_JOBS = ("out of memory", "error in the program", "preemption")  # more GPUs do not make them more frequent
+_LASTS = "lasts"  # the part that belongs to what is planned
 _PARTS = ("detect", "diagnose", "schedule", "start", "connect", "load", "warm_up")
+_COMPUTED = "load"  # from the checkpoint, if it is not written
 _YEAR_S = 8760 * 3600.0
 _DAY_S = 86_400.0
 _MOST_PER_YEAR = 10.0  # of rates that are written in percent per year
 _DIGITS = 4
+_COMPONENTS = {"gpu": "GPU", "node": "node", "job": "job"}
 _MEASURE = "a longer log"
 
 
@@ -74,7 +78,15 @@ class LoggedRate:
     def counted(self) -> str:
         """Return events and component-time for people."""
         events = f"{self.n_events} {plural(self.n_events, 'event')}"
-        return events if self.exposure_s is None else f"{events} in {self.exposure_s / 3600:,.5g} {self.of}-hours"
+        hours = f"{_COMPONENTS[self.of]}-hours"
+        return events if self.exposure_s is None else f"{events} in {self.exposure_s / 3600:,.5g} {hours}"
+
+    def ends(self) -> tuple[str, str]:
+        """Return the ends of the interval as a scenario has them; a rate of which the exposure is known."""
+        assert self.per_s is not None
+        assert self.bounds_per_s is not None
+        low_per_s, high_per_s = self.bounds_per_s
+        return _rate_text(low_per_s, self.per_s), _rate_text(high_per_s, self.per_s)
 
 
 def _divided(n: float, exposure_s: float | None) -> float | None:
@@ -153,8 +165,7 @@ class DraftedFailures:
 
     def notes(self) -> Iterator[str]:
         """Yield what the logs do not say, and what was decided."""
-        for log in self.logs:
-            yield from (f"{log.file}: {note}" for note in log.notes)
+        yield from (f"{self.logs[0].file}: {note}" for note in self.logs[0].notes)
         ends = ", ".join(f"{n} {end}" for end, n in self.logs[0].not_counted.items())
         if ends:
             yield f"{self.logs[0].file}: not counted as failures: {ends}."
@@ -182,33 +193,43 @@ class DraftedFailures:
             for each in self.rates
             if not each.exposure_s
         ]
-        causes = [f"    - {_cause_text(rate)}" for rate in self.known]
-        found = ["failures:", *notes, "  causes:", *causes, *unknown, *self._recovery_lines()]
+        causes = [f"    - {self._cause_text(rate)}" for rate in self.known]
+        found = [*notes, "  causes:", *causes, *unknown, *self._recovery_lines()]
+        found = ["failures:", *map(printable, found)]
         return found if causes else [f"# {line}" for line in found]
 
     def _recovery_lines(self) -> Iterator[str]:
-        yield "  recovery:  # medians"
-        for part in self.recovery:
+        known = [part for part in self.recovery if part.part != _LASTS]
+        yield "  recovery:  # medians" if known else "  # recovery:"
+        for part in known:
             *above, key = part.part.split(".")
-            value = format_duration(part.median_s, _DIGITS)
+            value = _time_text(part.median_s)
             text = f"{above[0]}: {{{key}: {value}}}" if above else f"{key}: {value}"
             yield f"    {text}  # {_interval_text(part)}; {part.source} ({part.file})"
         seen = {part.part for part in self.recovery}
-        unknown = [part for part in _PARTS if part not in seen]
-        yield f"    # not in the logs: {', '.join(unknown)}; a part that is not written takes no time, and load"
-        yield "    # is computed from the checkpoint"
+        unknown = [part for part in _PARTS if part not in seen and part != _COMPUTED]
+        yield f"    # unknown: {', '.join(unknown)}. Until you write them they take no time."
+
+    def _cause_text(self, rate: LoggedRate) -> str:
+        assert rate.per_s is not None
+        keys = f"cause: {rate.cause}, of: {rate.of}, rate: {_rate_text(rate.per_s, rate.per_s)}, effect: {rate.effect}"
+        lasts = next((each for each in self.recovery if each.part == _LASTS), None)
+        if rate.effect == "planned" and lasts is not None:
+            keys += f", lasts: {_time_text(lasts.median_s)}"
+        text = f"{{{keys}}}  # {rate.counted()}; 95 %: {' to '.join(rate.ends())}"
+        return text if rate.n_events else f"{text}; the rate is as likely less as more"
 
     def range_lines(self) -> list[str]:
         """Return the intervals as entries of `uncertain`."""
         lines: list[str] = []
         for i, rate in enumerate(self.known):
-            low, high = (_rate_text(end) for end in rate.bounds_per_s or ())
+            low, high = rate.ends()
             source = f"95 % interval of {rate.counted()}"
             lines.append(_range_text(f"failures.causes[{i}].rate", low, high, source))
         for part in self.recovery if self.known else ():
             ends = median_interval(part.samples_s)
-            low, high = (format_duration(end, _DIGITS) for end in ends or (0.0, 0.0))
-            if low != high and "." not in part.part:
+            low, high = map(_time_text, ends or (0.0, 0.0))
+            if low != high and part.part in _PARTS:
                 source = f"95 % interval of the median of {len(part.samples_s)}"
                 lines.append(_range_text(f"failures.recovery.{part.part}", low, high, source))
         return lines
@@ -218,21 +239,16 @@ def _range_text(path: str, low: str, high: str, source: str) -> str:
     return f'  {path}: {{from: {low}, to: {high}, source: "{source}", measure: {_MEASURE}}}'
 
 
-def _cause_text(rate: LoggedRate) -> str:
-    assert rate.per_s is not None
-    assert rate.bounds_per_s is not None
-    low, high = map(_rate_text, rate.bounds_per_s)
-    keys = f"cause: {rate.cause}, of: {rate.of}, rate: {_rate_text(rate.per_s)}, effect: {rate.effect}"
-    what = f"{rate.counted()}; 95 %: {low} to {high}"
-    return f"{{{keys}}}  # {what}" if rate.n_events else f"{{{keys}}}  # {what}: no more than that, and not 0"
-
-
-def _rate_text(per_s: float) -> str:
-    """Return a rate as a scenario has it."""
-    per_year = per_s * _YEAR_S
-    if per_year < _MOST_PER_YEAR:
-        return f"{100 * per_year:.{_DIGITS}g} % per year"
+def _rate_text(per_s: float, like_per_s: float) -> str:
+    """Return a rate as a scenario has it, in the unit that suits another one."""
+    if like_per_s * _YEAR_S < _MOST_PER_YEAR:
+        return f"{100 * per_s * _YEAR_S:.{_DIGITS}g} % per year"
     return f"{per_s * _DAY_S:.{_DIGITS}g} per day"
+
+
+def _time_text(seconds: float) -> str:
+    """Return a time as a scenario has it."""
+    return format_duration(seconds, _DIGITS).replace(",", "")
 
 
 def _interval_text(part: RecoveryPart) -> str:
@@ -241,7 +257,7 @@ def _interval_text(part: RecoveryPart) -> str:
     if ends is not None:
         return f"of {n}; 95 %: {format_duration(ends[0])} to {format_duration(ends[1])}"
     least_to_most = f"{format_duration(min(part.samples_s))} to {format_duration(max(part.samples_s))}"
-    return f"of {n}, {least_to_most}: fewer than 6 tell no interval"
+    return f"of {n}, {least_to_most}; fewer than 6 have no 95 % interval"
 
 
 _RATES = (
@@ -249,9 +265,9 @@ _RATES = (
     Column("of"),
     Column("events", "n_events", form=str),
     Column("component-hours", "exposure_s", form=lambda seconds: f"{seconds / 3600:,.5g}"),
-    Column("rate", "rate_per_s", form=_rate_text),
-    Column("at least", "low_per_s", form=_rate_text),
-    Column("at most", "high_per_s", form=_rate_text),
+    Column("rate", "rate_per_s", "rate_per_s", form=_rate_text),
+    Column("at least", "low_per_s", "rate_per_s", form=_rate_text),
+    Column("at most", "high_per_s", "rate_per_s", form=_rate_text),
 )
 _RECOVERY = (
     Column("part"),

@@ -12,7 +12,7 @@ then all before the end of the first job is left out.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from simdist.errors import ScenarioError
@@ -65,7 +65,10 @@ def slurm_failures(jobs: Sequence[SlurmJob], name: str) -> LoggedFailures:
     notes += [note] if note else []
     ended = [job for job in counted if job.end_s > begin_s or not is_event]
     events = joined_events(_interruption(job) for job in counted if _is_interruption(job))
-    waits_s = _waits_s(counted)
+    waits_s = {
+        "schedule": tuple(_waits_s(counted, planned=False)),
+        "lasts": tuple(_waits_s(counted, planned=True)),
+    }
     return LoggedFailures(
         name,
         "Slurm",
@@ -73,8 +76,11 @@ def slurm_failures(jobs: Sequence[SlurmJob], name: str) -> LoggedFailures:
         tuple(event for event in events if _at_s(event) > begin_s or not is_event),
         _EXPECTED,
         Counter(end for job in ended if (end := _other_end(job))),
-        {"schedule": waits_s} if waits_s else {},
-        {"schedule": "End of a job that failed to its next Start, of requeued jobs"},
+        {part: seconds for part, seconds in waits_s.items() if seconds},
+        {
+            "schedule": "End of a job that failed to its next Start, of requeued jobs",
+            "lasts": "End of a preempted job to its next Start",
+        },
         (*notes, *_notes(ended)),
     )
 
@@ -134,15 +140,15 @@ def _other_end(job: SlurmJob) -> str:
     return _ENDS.get(job.state, "")
 
 
-def _waits_s(jobs: Sequence[SlurmJob]) -> tuple[float, ...]:
-    """Return how long requeued jobs waited for their next start after an interruption."""
+def _waits_s(jobs: Sequence[SlurmJob], *, planned: bool) -> Iterator[float]:
+    """Yield how long requeued jobs waited for their next start, after what was planned or was not."""
     runs: dict[str, list[SlurmJob]] = {}
     for job in jobs:
         runs.setdefault(job.job_id, []).append(job)
-    pairs = (pair for each in runs.values() for pair in pairwise(each))
-    return tuple(
-        after.start_s - job.end_s for job, after in pairs if _is_interruption(job) and after.start_s >= job.end_s
-    )
+    for job, following in (pair for each in runs.values() for pair in pairwise(each)):
+        is_planned = job.state in _CAUSES and _CAUSES[job.state][1] == "planned"
+        if _is_interruption(job) and is_planned == planned and following.start_s >= job.end_s:
+            yield following.start_s - job.end_s
 
 
 def _notes(jobs: Sequence[SlurmJob]) -> list[str]:
