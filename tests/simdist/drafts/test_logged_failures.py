@@ -170,7 +170,7 @@ def test_damage_of_a_log_is_one_error(tmp_path, capsys):
 def test_medians_have_intervals_of_six_or_more(tmp_path):
     lines = sacct(*["FAILED"] * 8).splitlines()
     for i in range(2, 9):  # a later start each day: waits from 2 h on
-        lines[i] = lines[i].replace("T01:00:00", f"T01:{i:02}:00")
+        lines[i] = lines[i].replace("T01:00:00", f"T01:{i:02}:00").replace("22:00:00", f"21:{60 - i}:00")
     (tmp_path / "log").write_text("\n".join(lines), encoding="utf-8")
     (part,) = draft_failures([tmp_path / "log"]).recovery
     found = part.document()

@@ -94,7 +94,7 @@ def test_one_event_that_ends_several_jobs_is_one(tmp_path):
 def test_a_requeued_job_tells_how_long_it_waited(tmp_path):
     rows = row(1, "NODE_FAIL", 0, 5), row(1, "PREEMPTED", 5.5, 2), row(1, "COMPLETED", 8, 2), row(2, "FAILED", 0, 1)
     found = read(tmp_path, *rows)
-    assert found.recovery_s == {"schedule": (0.5 * HOUR_S, 0.5 * HOUR_S)}
+    assert found.recovery_s == {"schedule": (0.5 * HOUR_S,), "lasts": (0.5 * HOUR_S,)}
 
 
 def test_time_before_the_log_begins_does_not_count(tmp_path):
@@ -109,6 +109,13 @@ def test_time_before_the_log_begins_does_not_count(tmp_path):
     found = read(tmp_path, *truncated)
     assert found.exposure.job_s == (1 + 10 + 3) * HOUR_S
     assert causes(found) == ["failed job", "node failure"]
+
+
+def test_time_in_which_a_job_was_suspended_does_not_count(tmp_path):
+    times = "2026-03-01T00:00:00|2026-03-01T09:00:00|05:00:00"
+    found = read(tmp_path, f"1|x|NODE_FAIL|{times}|{tres(8)}|cn1", row(1, "COMPLETED", 9.5, 2))
+    assert found.exposure.job_s == 7 * HOUR_S
+    assert found.recovery_s == {"schedule": (0.5 * HOUR_S,)}
 
 
 def test_one_job_after_the_other_counts_whole(tmp_path):
@@ -207,6 +214,7 @@ DAMAGED = {
     "job": ("one|x|FAILED|2026-03-01T00:00:00|Unknown|00:10:00||", ":2: JobID 'one'"),
     "relative time": ("1|x|FAILED|4 Sep 11:18|4 Sep 11:18|00:00:23||", "unset SLURM_TIME_FORMAT"),
     "no such day": ("1|x|FAILED|2026-02-30T00:00:00|Unknown|00:10:00||", "there is no such time"),
+    "order": ("1|x|FAILED|2026-03-02T00:00:00|2026-03-01T00:00:00|00:10:00||", "-86400 s from Start to End"),
     "elapsed": ("1|x|FAILED|2026-03-01T00:00:00|Unknown|10 min||", "Elapsed '10 min': write e.g. 1-02:03:04"),
     "GPUs": ("1|x|FAILED|2026-03-01T00:00:00|Unknown|00:10:00|gres/gpu=many|", "gres/gpu 'many'"),
     "nodes": ("1|x|FAILED|2026-03-01T00:00:00|Unknown|00:10:00||cn[1-", "NodeList 'cn[1-'"),
