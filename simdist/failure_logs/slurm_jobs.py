@@ -32,6 +32,8 @@ _JOB_ID = re.compile(r"\d+(_(\d+|\[.*\]))?(\+\d+)?(\.\w[\w.]*)?", re.ASCII)
 _ELAPSED = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)(?:\.\d+)?", re.ASCII)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", re.ASCII)
 _TRES = re.compile(r"(\w[\w/:.+-]*=[^,|]+)(,\w[\w/:.+-]*=[^,|]+)*", re.ASCII)
+_COMMENTS = "#$"
+_STARTTIME = re.compile(r"(?:--starttime[= ]|-S) ?(\S+)")
 _NO_TIME = frozenset(("", "Unknown", "None", "INVALID"))
 _NO_NODES = frozenset(("", "None assigned", "None", "(null)"))
 _MOST_NODES = 1_000_000
@@ -129,7 +131,24 @@ def is_table(lines: Sequence[str]) -> bool:
 
 
 def _filled(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
-    return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    return ((number, line) for number, line in enumerate(lines, 1) if line.strip() and line[0] not in _COMMENTS)
+
+
+def begin_of(lines: Sequence[str], name: str) -> float | None:
+    """Return when a log begins: `--starttime` in the command, if that stands above the table as a comment.
+
+    Raises:
+        ScenarioError: It is no date.
+    """
+    for number, line in enumerate(lines, 1):
+        if line.strip() and line[0] not in _COMMENTS:
+            break
+        if found := _STARTTIME.search(line):
+            try:
+                return timestamp_s(found[1])
+            except ValueError:
+                raise ScenarioError(f"{name}:{number}: --starttime {shown(found[1])}: write e.g. 2026-03-01") from None
+    return None
 
 
 def _job_of_row(values: Mapping[str, str]) -> SlurmJob | None:
@@ -314,11 +333,12 @@ def _all(texts: list[str], check: Callable[[str], bool]) -> bool:
 
 def _fits(starts: list[str], ends: list[str], spans: list[str]) -> bool:
     """Tell whether three columns are start, end and the time between: of all jobs that ended, and at least one ran."""
-    found = [
-        (timestamp_s(end) - timestamp_s(start), elapsed_seconds(span))
-        for start, end, span in zip(starts, ends, spans, strict=True)
-        if _TIME.fullmatch(start) and _TIME.fullmatch(end) and span
-    ]
+    rows = zip(starts, ends, spans, strict=True)
+    ended = [row for row in rows if _TIME.fullmatch(row[0]) and _TIME.fullmatch(row[1]) and row[2]]
+    try:
+        found = [(timestamp_s(end) - timestamp_s(start), elapsed_seconds(span)) for start, end, span in ended]
+    except ValueError:  # there is no such time
+        return False
     return any(elapsed_s for _, elapsed_s in found) and all(between_s == elapsed_s for between_s, elapsed_s in found)
 
 
