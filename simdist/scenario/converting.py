@@ -18,6 +18,7 @@ from simdist.scenario.fields import parse_path
 from simdist.scenario.loading import read_text
 from simdist.scenario.scenario import Scenario
 from simdist.scenario.strict_yaml import dump_line
+from simdist.scenario.workload import Workload
 from simdist.schedules.base import Schedule
 
 _INDENT = "  "
@@ -97,6 +98,8 @@ def _moves_of(path: tuple[str, ...], keys: list[str]) -> dict[str, str]:
         return dict(Storage.moved)
     if path[-1:] == ("disk",) and ("read" in keys or "cluster" in path):
         return dict(Disk.moved)
+    if path[-1:] == ("workload",) or (not path and "batch_size" in keys):
+        return dict(Workload.moved)
     if "kind" in keys:
         is_disturbance = path[-1:] == ("disturbances",)
         return dict(Interference.moved) if is_disturbance else dict(Schedule.moved)
@@ -302,6 +305,8 @@ def new_path_of(path: str, *, is_of_cluster: bool = False) -> str:
     match parts:
         case ("cluster", "storage" | "disk", key, *_) if key in Storage.moved:
             return path.replace(f".{key}", f".{Storage.moved[str(key)]}", 1)
+        case ("workload", key, *_) if key in Workload.moved:
+            return path.replace(f"workload.{key}", f"workload.{Workload.moved[str(key)]}", 1)
         case ("cluster", key, *_) if key in Cluster.moved:
             return path.replace(f"cluster.{key}", f"cluster.{Cluster.moved[str(key)]}", 1)
         case (key, *_) if is_of_cluster and key in Cluster.moved:
