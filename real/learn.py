@@ -231,11 +231,7 @@ class _Learning:
         say({"batched": self._batched, "why": self.world.why_not})
 
     def end(self, step: int) -> None:
-        """Note what a step has come to.
-
-        Raises:
-            _DivergedError: A loss is not finite.
-        """
+        """Note what a step has come to."""
         for scheduler in self.world.schedulers:
             scheduler.step()
         losses = self.world.losses() * self._n_passes

@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 from real.buffers.memory import Memory
 from real.collectives import byte_transfer
-from real.collectives.worlds import ProcessWorld, groups_of, late_servers, scratch_nbytes
+from real.collectives.worlds import ProcessWorld, check_order_of_issue, groups_of, late_servers, scratch_nbytes
 from real.processes.heartbeat import Guard
 from real.processes.launch import Connection
 from real.recording.clock import Clocks, agree_on_start_s, compare_clocks
@@ -107,10 +107,6 @@ class Session:
     def gather(self, start: Start, source: str) -> tuple[Trace | None, tuple[Clocks, Clocks]]:
         """Gather the times of all ranks. All ranks take part.
 
-        Args:
-            start: Start of the run.
-            source: Program that makes the trace.
-
         Returns:
             The trace on rank 0, None elsewhere; and the clocks at the start and now.
 
@@ -150,8 +146,10 @@ def open_session(
         recording: Where to record times. None records nothing.
 
     Raises:
-        RunError: There is not enough memory, times cannot be recorded, or a rank is missing.
+        RunError: There is not enough memory, times cannot be recorded, a rank is missing, or see
+            `check_order_of_issue`.
     """
+    check_order_of_issue(plan, connection.backend)
     memory = Memory(plan, connection.device, buffers, scratch_nbytes=scratch_nbytes(plan), in_place=in_place)
     world = _make_world(connection, plan)
     recorder = None if recording is None else _make_recorder(connection, plan, recording)
@@ -171,11 +169,7 @@ def _make_world(connection: Connection, plan: Plan) -> ProcessWorld:
 
 
 def _make_recorder(connection: Connection, plan: Plan, recording: Recording) -> Recorder:
-    """Make the recorder of this rank. All ranks take part.
-
-    Raises:
-        RunError: A rank that must write to the folder cannot.
-    """
+    """Make the recorder of this rank. All ranks take part."""
     path = part_path(recording.folder, connection.place.rank)
     if recording.by_all:
         try:

@@ -167,11 +167,7 @@ def tune(
 
 
 def _read(name: str, value: Any, parse: Callable[[Any], Any]) -> Any:
-    """Return the value of an argument, which may be of numpy; None stays.
-
-    Raises:
-        ScenarioError: `parse` refuses it.
-    """
+    """Return the value of an argument, which may be of numpy; None stays."""
     try:
         return None if value is None else parse(plain(value))
     except ValueError as error:
@@ -179,11 +175,7 @@ def _read(name: str, value: Any, parse: Callable[[Any], Any]) -> Any:
 
 
 def _whole(name: str, value: Any) -> int:
-    """Return the value of an argument that is a whole number.
-
-    Raises:
-        ScenarioError: It is none.
-    """
+    """Return the value of an argument that is a whole number."""
     found: int | None = _read(name, value, parse_whole)
     if found is None:
         raise ScenarioError(f"{name}: null is not a whole number: write e.g. 8")

@@ -13,11 +13,6 @@ def combine_equal(op: ops.Collective, memory: Memory, rank: int) -> None:
     """Perform a collective among members with equal buffers.
 
     Means and broadcasts leave a buffer as it is. A sum is as many times it. An all-gather repeats the rank's slice.
-
-    Args:
-        op: The collective.
-        memory: The buffers of the rank.
-        rank: The rank.
     """
     size = op.group.size
     match op:

@@ -83,6 +83,24 @@ def check_performable(plan: Plan) -> None:
         raise RunError(f"plan {plan.name}: {reason}")
 
 
+def check_order_of_issue(plan: Plan, backend: str) -> None:
+    """Refuse a plan whose collectives NCCL would get in another order on each rank.
+
+    The host issues collectives in program order, which is the same on all ranks. If a plan has ticks, a thread of each
+    stream issues them, and threads take turns by chance. NCCL may then deadlock between two communicators.
+
+    Raises:
+        RunError: The plan has ticks and several communicators, and the backend is NCCL.
+    """
+    has_ticks = any(isinstance(op, ops.Tick) for body in plan.bodies for op in body)
+    used = [name for name, groups in groups_of(plan).items() if any(group.size > 1 for group in groups)]
+    if backend == "nccl" and has_ticks and len(used) > 1:
+        raise RunError(
+            f"plan {plan.name} has ticks, and collectives on the streams {' and '.join(used)}: threads would issue "
+            f"them in any order, and NCCL may then deadlock; leave out the ticks (`fusion`), or use --backend gloo"
+        )
+
+
 def late_servers(plan: Plan) -> set[int]:
     """Return the ranks that serve a plan's all-reduces that drop late ranks."""
     dropping = (op for body in plan.bodies for op in body if isinstance(op, ops.AllReduce) and op.drop)

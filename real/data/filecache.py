@@ -219,11 +219,6 @@ def warm_folder(folder: Path, node: int) -> Path:
 def cold_folder(folder: Path, run: str, node: int) -> Iterator[Path]:
     """Yield a folder that is empty for the first rank of a node, and removed when the last rank leaves.
 
-    Args:
-        folder: Folder of the data set.
-        run: Unique name of the run.
-        node: The node of the folder.
-
     Raises:
         RunError: The folder cannot be created.
     """

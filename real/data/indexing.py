@@ -23,9 +23,6 @@ def index_folder(folder: Path) -> Iterator[Entry]:
     Labels number the sub-folders in the order of their names. Samples are ordered by class, then folder, then name.
     Files are read one at a time.
 
-    Args:
-        folder: Folder with the sub-folders.
-
     Raises:
         ScenarioError: There is no class, a class without an image, an empty file, or a name that cannot be listed.
         RunError: A file cannot be read.

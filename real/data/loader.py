@@ -73,13 +73,7 @@ class _PlannedRead:
 
 
 class _Agenda:
-    """Iterates over the loads of a plan for one rank.
-
-    Args:
-        reads: Reads of all loads, in order.
-        n_samples: Number of samples in the data set.
-        place: Place of this rank.
-    """
+    """Iterates over the loads of a plan for one rank."""
 
     def __init__(self, reads: Iterable[BatchReads], n_samples: int, place: RankPlace) -> None:
         self._reads = iter(reads)
@@ -89,11 +83,7 @@ class _Agenda:
         self.leaving = Leaving(place)
 
     def advance(self, number: int) -> BatchReads:
-        """Return how a load reads, after the earlier loads.
-
-        Raises:
-            RunError: The plan has no such load, or the load has passed.
-        """
+        """Return how a load reads, after the earlier loads."""
         first = 0 if self._current is None else self._current.number + 1
         if number < first:
             raise RunError(f"load {number} of rank {self._place.rank}: the next one is {first}")
@@ -152,11 +142,7 @@ class _Agenda:
 
 
 class Leaving:
-    """Evicts samples from a node's caches when no rank needs them any more.
-
-    Args:
-        place: Place of this rank.
-    """
+    """Evicts samples from a node's caches when no rank needs them any more."""
 
     def __init__(self, place: RankPlace) -> None:
         self._place = place
@@ -235,13 +221,7 @@ class LoadCounts:
 
 
 class _LoadProgress:
-    """Collects the reports of threads on the reads of a load.
-
-    Args:
-        where: The load, as the beginning of messages.
-        reads: All reads of the load.
-        names: Names of the files of all samples.
-    """
+    """Collects the reports of threads on the reads of a load."""
 
     def __init__(self, where: str, reads: Sequence[_PlannedRead], names: Sequence[str]) -> None:
         self.not_kept: list[_PlannedRead] = []
@@ -280,11 +260,7 @@ class _LoadProgress:
             self._changed.notify_all()
 
     def wait(self, *, timeout_s: float, stop: threading.Event) -> None:
-        """Wait until all samples are there.
-
-        Raises:
-            RunError: A sample failed, the run has failed elsewhere, or the time limit has passed.
-        """
+        """Wait until all samples are there."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             while self._missing and self._error is None:

@@ -130,11 +130,7 @@ class _Progress:
         return {"step": self.step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Take the step of a checkpoint, before the worker is made.
-
-        Raises:
-            RunError: The worker is at another step.
-        """
+        """Take the step of a checkpoint, before the worker is made."""
         if self._worker and self._worker.step != state["step"]:
             raise RunError(
                 f"accelerator.load_state(): the checkpoint is of {state['step']} steps, and the schedule is at step "

@@ -54,15 +54,7 @@ def schedule_callback(
 
 
 class _FitEvents:
-    """What has to happen at the events of a trainer.
-
-    Args:
-        schedule: The schedule.
-        network: Name of the network in the `LightningModule`.
-        averaging: As for `real.wrap`.
-        experiment: As for `real.wrap`.
-        launch: As for `real.wrap`.
-    """
+    """What has to happen at the events of a trainer."""
 
     def __init__(
         self, schedule: Schedule, network: str, averaging: Averaging, experiment: Experiment, launch: Launch
@@ -143,11 +135,7 @@ class _Files(Protocol):
 
 
 class _ReadOnly:
-    """Reads checkpoints, and leaves it to rank 0 to write and remove them.
-
-    Args:
-        files: Reads them.
-    """
+    """Reads checkpoints, and leaves it to rank 0 to write and remove them."""
 
     def __init__(self, files: _Files) -> None:
         self._files = files

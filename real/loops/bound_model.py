@@ -24,9 +24,6 @@ class _GradientArrivals:
     """Notifies listeners of each gradient when autograd has accumulated it.
 
     Make it before the `Binding`, which moves gradients into their buckets. Listeners then see them before the move.
-
-    Args:
-        parameters: Parameters whose gradients are reported.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:

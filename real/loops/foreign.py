@@ -132,11 +132,7 @@ def unwrapped(optimizer: object) -> torch.optim.Optimizer:
 
 
 def _check_layers(module: nn.Module) -> None:
-    """Check that no layer has sparse gradients.
-
-    Raises:
-        UnsupportedError: One has. The error names it.
-    """
+    """Check that no layer has sparse gradients."""
     for name, layer in module.named_modules():
         is_trained = any(parameter.requires_grad for parameter in layer.parameters(recurse=False))
         if is_trained and getattr(layer, "sparse", False) is True:

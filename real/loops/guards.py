@@ -15,12 +15,7 @@ from simdist.errors import RunError
 
 @final
 class LoopGuards:
-    """Raises an error where a loop would go wrong without a sign. It remembers versions of gradients and parameters.
-
-    Args:
-        position: Where the loop is.
-        model: The model that the loop calls.
-    """
+    """Raises an error where a loop would go wrong without a sign. It remembers versions of gradients and parameters."""
 
     def __init__(self, position: LoopPosition, model: BoundModel) -> None:
         self._position = position

@@ -15,11 +15,6 @@ from real.watching.module_hooks import tensors_in
 class LoopPasses:
     """Performs the operations of the plan up to the update, as the passes of a loop reach them.
 
-    Args:
-        position: Where the loop is.
-        model: The model that the loop calls.
-        guards: Checks gradients and parameters.
-
     Attributes:
         accumulate: LoopPasses only add up gradients on this rank.
     """

@@ -151,11 +151,6 @@ class Planned:
 def plan_loop(schedule: Schedule | Plan | Path | str, delays: Delays | None, wanted: PlanRequest) -> Planned:
     """Return the plan and the delays.
 
-    Args:
-        schedule: See `real.wrap`.
-        delays: See `real.wrap`.
-        wanted: The training loop.
-
     Raises:
         PlanError: The plan or the delays are not legal, or do not fit.
         ScenarioError: The schedule does not fit the world.
@@ -234,12 +229,7 @@ def _written(schedule: Schedule, delays: Delays, wanted: PlanRequest) -> Planned
 
 
 def _between_copies(schedule: ShardedSchedule, wanted: PlanRequest) -> Schedule:
-    """Return what copies of the model exchange under a schedule that shards it.
-
-    Raises:
-        ScenarioError: It shards the model in another way than `fully_shard` did.
-        UnsupportedError: The model is not sharded.
-    """
+    """Return what copies of the model exchange under a schedule that shards it."""
     if wanted.shards is None:
         raise UnsupportedError(
             f"{schedule.name} shards the model, of which this loop has all parameters on every rank: apply "
@@ -255,13 +245,7 @@ def _between_copies(schedule: ShardedSchedule, wanted: PlanRequest) -> Schedule:
 
 
 def _between_copies_of(run: run_directory.RunDirectory, wanted: PlanRequest) -> Plan:
-    """Return the plan of a run directory between the copies of a sharded model, with the delays of all ranks.
-
-    Raises:
-        PlanError: The run is for another model.
-        RunError: The run is for another number of ranks.
-        UnsupportedError: The schedule of the run does not shard the model.
-    """
+    """Return the plan of a run directory between the copies of a sharded model, with the delays of all ranks."""
     from simdist.runs import building  # what only this needs takes a while to import
 
     assert wanted.shards is not None

@@ -198,14 +198,6 @@ def _take_over_slices(state: RankState, connection: Connection, peers: Peers) ->
     """Give all copies of a sharded model the state of the first one, and all ranks the buffers of rank 0.
 
     All ranks take part.
-
-    Args:
-        state: State of this rank.
-        connection: To the other ranks.
-        peers: Ranks with the same slice.
-
-    Raises:
-        RunError: Optimizers have states of different tensors.
     """
     updated = (parameter for group in state.optimizer.param_groups for parameter in group["params"])
     tensors: list[Tensor] = [*state.module.parameters()]

@@ -237,10 +237,6 @@ class ParameterUse:
 def uses_of_parameters(plan: Plan, names: Collection[str]) -> Callable[[int], ParameterUse]:
     """Return the function that tells what a step does with buffers of parameters.
 
-    Args:
-        plan: The plan.
-        names: Buffers of parameters.
-
     Raises:
         UnsupportedError: A step uses them before its update, when a sharded model does not lend its parameters.
     """

@@ -29,11 +29,6 @@ def kept_times(plan: Plan, connection: Connection, path: Path) -> Iterator[Recor
     If the loop fails, `NAME.partial.npz` has the times up to the failure. If it is killed, the next start writes that
     file.
 
-    Args:
-        plan: The plan to perform.
-        connection: To the other ranks.
-        path: File of the trace.
-
     Raises:
         RunError: Rank 0 cannot write to the folder, or another loop has locked it.
     """
@@ -71,13 +66,7 @@ def kept_times(plan: Plan, connection: Connection, path: Path) -> Iterator[Recor
 
 @dataclass(frozen=True, slots=True)
 class Tracing:
-    """Writes the trace of a loop.
-
-    Args:
-        session: Has the times of this rank.
-        start: Common start of the ranks.
-        path: File of the trace.
-    """
+    """Writes the trace of a loop."""
 
     session: Session
     start: Start
@@ -95,12 +84,7 @@ class Tracing:
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """What a loop measures.
-
-    Args:
-        tracing: Writes its trace. None writes none.
-        watch: Finds late ranks. None finds none.
-    """
+    """What a loop measures."""
 
     tracing: Tracing | None
     watch: StepWatch | None

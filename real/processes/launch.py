@@ -33,6 +33,9 @@ __all__ = ["START_TIMEOUT_S", "Backend", "Connection", "RankPlace", "connect", "
 
 Backend = Literal["gloo", "nccl"]
 START_TIMEOUT_S = 300.0  # as TCPStore of torch; one rank may load torch from a slow disk
+#: With 1, NCCL from `SHARING_NCCL` on lets ranks share a GPU, as an experiment (its user guide, env.rst).
+SHARES_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"
+SHARING_NCCL = (2, 30)
 
 
 @dataclass(frozen=True)
@@ -180,10 +183,17 @@ def connect(
         connection = replace(start, device=where, backend=chosen)
         connection.agree("backend and device", f"{chosen} on {where.type}")
         with _loopback(here, environ["MASTER_ADDR"]):
+            # With its GPU, NCCL connects all ranks now, and need not guess the GPU of a barrier.
+            bound = where if chosen == "nccl" else None
             _open_group(
                 connection,
                 lambda kinds, limit: dist.init_process_group(
-                    kinds, store=meeting.store, rank=here.rank, world_size=here.world_size, timeout=limit
+                    kinds,
+                    store=meeting.store,
+                    rank=here.rank,
+                    world_size=here.world_size,
+                    timeout=limit,
+                    device_id=bound,
                 ),
             )
             assert dist.group.WORLD is not None
@@ -287,7 +297,8 @@ def backend_and_device(here: RankPlace, backend: str, device: str, *, own_gpus: 
         here: This rank.
         backend: As of `connect`; likewise `device`.
         device: See there.
-        own_gpus: No two ranks share a GPU, and each has one.
+        own_gpus: No two ranks share a GPU, and each has one. If they share, NCCL is taken only if it is asked for, and
+            lets them.
 
     Raises:
         RunError: Names what this rank lacks.
@@ -298,6 +309,8 @@ def backend_and_device(here: RankPlace, backend: str, device: str, *, own_gpus: 
     on_cuda = device == "cuda" or backend == "nccl" or (device == "auto" and n_gpus > 0)
     if backend == "nccl" and device == "cpu":
         raise RunError("nccl moves tensors of GPUs only, and --device is cpu; use --backend gloo")
+    if backend == "nccl" and n_gpus and not own_gpus:
+        own_gpus = _nccl_shares_gpus()
     if backend == "nccl" and not (n_gpus and own_gpus):
         raise RunError(f"{me}: nccl needs a GPU for each rank, found {found}; use --backend gloo, or start fewer ranks")
     if backend == "nccl" and not dist.is_nccl_available():
@@ -309,6 +322,12 @@ def backend_and_device(here: RankPlace, backend: str, device: str, *, own_gpus: 
     takes_nccl = backend != "gloo" and own_gpus and dist.is_nccl_available()
     chosen: Backend = "nccl" if takes_nccl else "gloo"
     return chosen, torch.device("cuda", here.local_rank % n_gpus)
+
+
+def _nccl_shares_gpus() -> bool:
+    """Tell whether the user lets several ranks of NCCL share a GPU, and this NCCL can."""
+    asked = os.environ.get(SHARES_GPU) == "1"
+    return asked and dist.is_nccl_available() and torch.cuda.nccl.version()[:2] >= SHARING_NCCL
 
 
 def _open_group(connection: Connection, make: Callable[[str, timedelta], object]) -> None:

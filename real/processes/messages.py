@@ -30,11 +30,7 @@ def hello(key: bytes, side: Literal["client", "server"]) -> bytes:
 def _hear_hello(
     connection: socket.socket, key: bytes, side: Literal["client", "server"], *, deadline_s: float | None
 ) -> None:
-    """Receive the first message of the other side.
-
-    Raises:
-        OSError: It does not arrive, or the other side is not a rank of this run with the same data set.
-    """
+    """Receive the first message of the other side."""
     message = bytearray(HELLO.size)
     receive(connection, message, deadline_s=deadline_s)
     if not message.startswith(_MAGIC):

@@ -227,16 +227,7 @@ class _Updates:
 
 @final
 class _Saves:
-    """Writes the files of checkpoints.
-
-    Args:
-        plan: The plan.
-        write: Writes a file; None writes none.
-        binding: The binding of the parameters.
-        updates: Have the state of the optimizers.
-        memory: The plan's buffers.
-        rank: This rank.
-    """
+    """Writes the files of checkpoints."""
 
     def __init__(
         self, plan: Plan, write: WriteFile | None, binding: Binding, updates: _Updates, memory: Memory, rank: int

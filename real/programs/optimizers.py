@@ -90,10 +90,6 @@ class Lars(torch.optim.Optimizer):
     def ratios(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor]:
         """Return the trust ratios of parameters, tensors of no dimensions.
 
-        Args:
-            parameters: Some of this optimizer's parameters.
-            gradients: One gradient for each.
-
         Raises:
             RunError: A parameter does not belong to this optimizer.
         """
@@ -173,13 +169,6 @@ def takes_ratios(plan: Plan) -> bool:
 @final
 class Rating:
     """The trust ratios of one rank.
-
-    Args:
-        plan: The executed plan.
-        binding: The binding of the parameters.
-        optimizer: Optimizer of the same parameters.
-        memory: Buffers of the plan.
-        rank: This rank.
 
     Raises:
         PlanError: The plan has trust ratios and the optimizer does not accept any, or the reverse.

@@ -48,9 +48,6 @@ def sleep_s(seconds: float, interrupted: threading.Event | None = None) -> None:
 class Sleeper:
     """Sleeps that end on time: each asks for less, by the lateness of earlier ones, and spends the rest awake.
 
-    Args:
-        interrupted: Ends a sleep early.
-
     After a sleep, a thread needs 50 to 100 us to get a core and Python's lock back.
     """
 

@@ -92,11 +92,7 @@ class WatchThread(Generic[_MomentT]):
         self._queue.put(window)
 
     def close(self, timeout_s: float) -> None:
-        """Let the thread complete its windows and end. Afterwards it is left behind if it has not ended.
-
-        Args:
-            timeout_s: Limit for all that is left.
-        """
+        """Let the thread complete its windows and end. Afterwards it is left behind if it has not ended."""
         self._closing_s = time.monotonic() + timeout_s
         self._queue.put(None)
         self._thread.join(timeout_s + _END_S)

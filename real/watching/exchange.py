@@ -81,13 +81,7 @@ class WatchNews:
 
 @final
 class StoreExchange:
-    """The keys of one watch in a store.
-
-    Args:
-        store: A store that all ranks reach.
-        rank: Number of this rank.
-        world_size: Number of ranks.
-    """
+    """The keys of one watch in a store."""
 
     def __init__(self, store: Store, rank: int, world_size: int) -> None:
         number = store.add(f"simdist/watches/{rank}", 1)  # all ranks make their watches in the same order

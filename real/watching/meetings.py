@@ -28,10 +28,6 @@ _N_PROBES = 8  # parameters with a hook; in a pass that uses none of them, no ar
 def attach(module: nn.Module, meets: Meets) -> list[Handle]:
     """Note where a model waits for other ranks.
 
-    Args:
-        module: The model that the loop calls.
-        meets: Notes arrivals and leaves.
-
     Returns:
         The hooks.
 
@@ -56,11 +52,7 @@ def attach(module: nn.Module, meets: Meets) -> list[Handle]:
 
 
 def unseen(module: nn.Module) -> str:
-    """Return which late ranks the hooks of a model do not show, and what does; empty if they show all.
-
-    Args:
-        module: The model that the loop calls.
-    """
+    """Return which late ranks the hooks of a model do not show, and what does; empty if they show all."""
     found = _uncompiled(module)
     waits_for_buffers = isinstance(found, DistributedDataParallel) and found.will_sync_module_buffers()
     if found is not module and waits_for_buffers:
@@ -84,11 +76,7 @@ def _uncompiled(module: nn.Module) -> nn.Module:
 
 @final
 class _EndOfBackward:
-    """Notes when a backward pass has computed all gradients, and when it has exchanged them.
-
-    Args:
-        meets: Notes arrivals and leaves.
-    """
+    """Notes when a backward pass has computed all gradients, and when it has exchanged them."""
 
     def __init__(self, meets: Meets) -> None:
         self._meets = meets

@@ -22,10 +22,6 @@ _REDUCES = "RegisterPostBackwardFunction"  # torch 2.4-2.13: the node that reduc
 def attach_to_units(root: nn.Module, meets: Meets) -> list[Handle]:
     """Note where the units of a model wait.
 
-    Args:
-        root: The model. `fully_shard` was applied to it.
-        meets: Notes arrivals and leaves.
-
     Returns:
         The hooks.
     """

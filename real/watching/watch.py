@@ -324,11 +324,7 @@ class _Windows:
 
 
 def _place() -> tuple[int, int]:
-    """Return the number of this rank, and of all ranks.
-
-    Raises:
-        RunError: The process group is missing.
-    """
+    """Return the number of this rank, and of all ranks."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

@@ -64,11 +64,7 @@ class HostStepClock(StepClock[float]):
 
 @final
 class CudaStepClock(StepClock[torch.cuda.Event]):
-    """Events on the current stream of a GPU.
-
-    Args:
-        device: The GPU.
-    """
+    """Events on the current stream of a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -107,13 +103,7 @@ class StepMoments(Generic[_MomentT]):
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """How long one step took on this rank.
-
-    Args:
-        step: Number of the step.
-        work_s: Own work.
-        step_s: Own work and waiting.
-    """
+    """How long one step took on this rank."""
 
     step: int
     work_s: float
@@ -123,9 +113,6 @@ class StepWork:
 @final
 class WorkRecorder(Generic[_MomentT]):
     """Records the moments of steps.
-
-    Args:
-        clock: Takes the moments.
 
     Attributes:
         clock: The same.

@@ -137,12 +137,7 @@ _Evicted: TypeAlias = list[_Held]
 
 
 class _EvictingCaches:
-    """The disks and memories of all nodes; a full one evicts the least recently used sample.
-
-    Args:
-        dataset: The data set that is read.
-        world_size: Ranks.
-    """
+    """The disks and memories of all nodes; a full one evicts the least recently used sample."""
 
     def __init__(self, dataset: Dataset, world_size: int) -> None:
         self._dataset = dataset

@@ -8,12 +8,9 @@ from typing import Any
 import click
 
 from simdist.cli import common
-from simdist.drafts.drafting import PRECISIONS, STEPS, DraftOptions, check_output, draft
+from simdist.drafts.drafting import PRECISIONS, STEPS, DraftOptions, draft
 from simdist.errors import ScenarioError
-from simdist.files import save_text
 from simdist.runs.nccl_tests import OPS
-from simdist.scenario.converting import convert, is_of_simdist
-from simdist.scenario.loading import read_text
 
 
 @click.command("init")
@@ -60,18 +57,7 @@ def command(session: common.CliSession, *, output: Path, force: bool, yes: bool,
     --workload. MODULE:FUNCTION takes no arguments and returns a PyTorch module, or (module, sample batch); its tensors
     and FLOPs are counted without values. Any other file is output of nccl-tests: it calibrates the links of the
     cluster.
-
-    --from also reads a scenario, a sweep or a cluster with the keys of an earlier release. -o gets the same text with
-    the keys of this one.
     """
-    old = Path(given["sources"][0]) if len(given["sources"]) == 1 else None
-    if old is not None and is_of_simdist(old):
-        check_output(output, force=force or output.absolute() == old.absolute())
-        save_text(output, convert(read_text(old), name=str(old)))
-        session.wrote(output)
-        document: dict[str, object] = {"scenario": str(output), "settings": [], "next": ""}
-        session.result(document, f"{output}: {old} with the keys of this release")
-        return
     asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
     found = draft(DraftOptions(**given), output, ask=_ask if asks else None, say=session.say, force=force)
     found.write()

@@ -96,13 +96,7 @@ def _show_loading(session: common.CliSession, name: str, schedule: str | None, *
 
 
 def _read_job(session: common.CliSession, name: str, options: WhatifOptions) -> WhatifJob:
-    """Read what is looked at: a run directory, a directory with several, or a scenario, which is simulated.
-
-    Raises:
-        ScenarioError: There is no such job, or it has no such schedule or trace.
-        PlanError: It cannot be read, or is too large.
-        TraceError: The trace is damaged, or holds not one step.
-    """
+    """Read what is looked at: a run directory, a directory with several, or a scenario, which is simulated."""
     if Path(name).is_dir():
         job = _from_directory(session, name, options)
         return (
@@ -125,11 +119,7 @@ def _read_job(session: common.CliSession, name: str, options: WhatifOptions) -> 
 
 
 def _places(scenario: Scenario, steps: range | None) -> range | None:
-    """Return the places of steps with some numbers.
-
-    Raises:
-        ScenarioError: No traced step has such a number.
-    """
+    """Return the places of steps with some numbers."""
     if steps is None or not scenario.imported or not scenario.imported.steps:
         return steps
     numbers = numbers_of(scenario, as_recorded(scenario).steps)
@@ -166,11 +156,7 @@ def _from_directory(session: common.CliSession, name: str, options: WhatifOption
 
 
 def _finished(file: Path, trace: Trace) -> tuple[Trace, list[Remark]]:
-    """Return the trace of the steps that all ranks have finished, and a remark if some have not finished all.
-
-    Raises:
-        TraceError: There are none.
-    """
+    """Return the trace of the steps that all ranks have finished, and a remark if some have not finished all."""
     missing = np.flatnonzero(~np.isfinite(trace.end_s).all(axis=1))
     if not len(missing):
         return trace, []
@@ -186,17 +172,7 @@ def _baseline(schedules: Sequence[Schedule]) -> int:
 
 
 def _schedules_to_compare(session: common.CliSession, job: WhatifJob, wanted: str | None) -> tuple[Schedule, ...]:
-    """Return the schedules to compare with the job's own.
-
-    Args:
-        session: This run of the command line.
-        job: The job under analysis.
-        wanted: Labels separated by commas, or a scenario file; None: the others that came with the job or, if there are
-            none, a few built-in ones.
-
-    Raises:
-        ScenarioError: One is neither a file nor a label, or does not fit the cluster.
-    """
+    """Return the schedules to compare with the job's own."""
     if wanted is None:
         return job.others or few_schedules(job.scenario)
     if common.is_file(wanted):

@@ -38,12 +38,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class CountedModel:
-    """What was counted of a PyTorch model.
-
-    Args:
-        model: Module and function.
-        counted: The numbers, see `document`.
-    """
+    """What was counted of a PyTorch model."""
 
     model: str
     counted: dict[str, Any]

@@ -151,13 +151,7 @@ def utilization_of(job: DescribedJob, name: str, cluster: Cluster, precision: Pr
 
 
 def workload_lines(job: DescribedJob, more: list[WorkloadKey], folder: Path) -> list[str]:
-    """Return the workload as lines of a scenario, each with its source.
-
-    Args:
-        job: The job.
-        more: Further keys.
-        folder: Folder of the scenario.
-    """
+    """Return the workload as lines of a scenario, each with its source."""
     lines = [(each, each.value) for each in (*job.workload, *more)]
     lines = [(each, _beside(value, folder) if each.key == "file" else value) for each, value in lines]
     return ["workload:", *(f"  {each.key}: {_flow(value)}  # {printable(each.source)}" for each, value in lines)]
@@ -185,12 +179,6 @@ def schedules_of(job: DescribedJob, name: str, n_nodes: int, per_node: int) -> t
     """Return the schedules to compare as a scenario has them: the job's own, then others that suit it.
 
     A model without a mesh, if large, is sharded over all ranks. A small one has no schedule of its own.
-
-    Args:
-        job: The job.
-        name: Its file, for errors.
-        n_nodes: Machines.
-        per_node: Ranks of each.
 
     Raises:
         ScenarioError: The ranks do not form the mesh.

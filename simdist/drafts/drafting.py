@@ -96,16 +96,7 @@ class _Interview:
         *,
         check: Callable[[str], _ValueT],
     ) -> _ValueT:
-        """Return the value of a setting, and remember where it is from.
-
-        Args:
-            name: Of the setting.
-            option: That states it.
-            given: Its value; None if it was not given.
-            default: Value without an option or another answer.
-            source: Where the default is from.
-            check: Returns the value of an answer, or raises ScenarioError.
-        """
+        """Return the value of a setting, and remember where it is from."""
         value = default if given is None else given
         source = source if given is None else f"option {option}"
         if given is None and self.ask:
@@ -260,7 +251,7 @@ def draft(
         ScenarioError: Something stated is wrong, or a schedule cannot be simulated.
         RunError: A file cannot be written.
     """
-    check_output(output, force=force)
+    _check_output(output, force=force)
     drafting = _Drafting(options, output, _Interview(ask), say, force)
     body = drafting.text()
     try:
@@ -272,7 +263,7 @@ def draft(
     return Draft(output, scenario, body, settings, drafting.model, drafting.calibrations)
 
 
-def check_output(output: Path, *, force: bool) -> None:
+def _check_output(output: Path, *, force: bool) -> None:
     """Refuse a file that could not be written, before anything is asked."""
     if str(output) == "-":
         raise ScenarioError("-: standard output is not supported: name the file to write, e.g. scenario.yaml")
@@ -295,11 +286,7 @@ def _without_lines(message: str, output: Path, labels: Sequence[str]) -> str:
 
 
 def _check(scenario: Scenario) -> None:
-    """Refuse a scenario that could not be simulated.
-
-    Raises:
-        ScenarioError: A schedule cannot be built or priced.
-    """
+    """Refuse a scenario that could not be simulated."""
     for schedule in scenario.schedules:
         try:
             build(scenario, schedule)
@@ -341,7 +328,7 @@ class _Drafting:
                 *(f"# Not in this scenario: {described_jobs.printable(each)}" for each in remarks),
                 cluster_text,
                 workload_text,
-                self._stragglers(),
+                self._disturbances(cluster),
                 "schedules:",
                 *(f"  - {each}" for each in schedules),
                 f"steps: {options.steps}",
@@ -350,22 +337,30 @@ class _Drafting:
             ]
         )
 
-    def _stragglers(self) -> str:
+    def _disturbances(self, cluster: Cluster) -> str:
+        """Return what delays ranks: stragglers, and what the GPUs of a machine lose to each other."""
         options = self.options
         rate = self.interview.setting(
             "straggler rate", "--straggler-rate", options.straggler_rate, _RATE, _GUESS, check=_straggler_rate
         )
         _straggler_rate(rate)
-        if not parse_fraction(rate):
-            return "disturbances: []"
-        delay = self.interview.setting(
-            "straggler delay", "--straggler-delay", options.straggler_delay, _DELAY, _GUESS, check=_straggler_delay
-        )
-        _straggler_delay(delay)
-        return (
-            f"disturbances:\n  - {{kind: transient, on: host, probability: {rate}, delay: {delay}}}  # each rank in "
-            f"each step\n  # To find yours: `simdist import` in profiler traces, real.watch in a job"
-        )
+        lines = []
+        if parse_fraction(rate):
+            delay = self.interview.setting(
+                "straggler delay", "--straggler-delay", options.straggler_delay, _DELAY, _GUESS, check=_straggler_delay
+            )
+            _straggler_delay(delay)
+            lines += [
+                f"  - {{kind: transient, on: host, probability: {rate}, delay: {delay}}}  # each rank in each step",
+                "  # To find yours: `simdist import` in profiler traces, real.watch in a job",
+            ]
+        is_real = bool(cluster.uncertain) and cluster.device.generation is not None
+        if is_real and int(self._values["GPUs per node"]) > 1:
+            lines += [
+                "  - {kind: interference, typical: true}  # median loss of published machines, in place of",
+                "  # machine_samples_per_s, the measured samples/s of one machine",
+            ]
+        return "\n".join(["disturbances:", *lines]) if lines else "disturbances: []"
 
     @property
     def _sources(self) -> str:

@@ -173,9 +173,6 @@ class KindsRun:
 class _AlikeRanks:
     """The ranks that have been of one kind in all steps and seeds so far.
 
-    Args:
-        world_size: Ranks.
-
     Attributes:
         firsts: The first rank of each set of them, `[n_sets]`.
         of_ranks: The set of each rank, `[world_size]`.
@@ -520,11 +517,7 @@ class _Seed:
         self._done: _SpanDone | None = None
 
     def add(self, step: _SeedStep) -> list[_Told]:
-        """Simulate the next step. Return those that no later one can change.
-
-        Raises:
-            UnforeseenError: Few ranks are alike, or transfers go on from step to step.
-        """
+        """Simulate the next step. Return those that no later one can change."""
         if self._done is None:
             self._pending = [step]
             self._done = self._run.simulate([step], self._before)
@@ -545,11 +538,7 @@ class _Seed:
         return told
 
     def finish(self) -> list[_Told]:
-        """Return the steps of the latest span.
-
-        Raises:
-            UnforeseenError: See `add`.
-        """
+        """Return the steps of the latest span."""
         if len(self._pending) > _MOST_JOINED:
             self._simulate_pending()
         return [] if self._done is None else self._told(self._done)
@@ -576,12 +565,7 @@ class _Seed:
 
 
 class Courses:
-    """Simulates spans, and knows those that were simulated: of one plan, or of several with the same steps.
-
-    Args:
-        costs: The price list of the plans.
-        world_size: Their ranks.
-    """
+    """Simulates spans, and knows those that were simulated: of one plan, or of several with the same steps."""
 
     def __init__(self, costs: Costs, world_size: int) -> None:
         self._world_size = world_size
@@ -726,14 +710,7 @@ def _equal(ours: Mapping[Any, _Times], theirs: Mapping[Any, _Times]) -> bool:
 def _tasks(
     steps: Sequence[_SeedStep], partition: Partition, costs: Costs, known: "dict[int, _KindWork]"
 ) -> "list[_KindTask]":
-    """Return the instances of steps, for ranks that stand for others.
-
-    Args:
-        steps: The steps.
-        partition: The kinds of ranks.
-        costs: The price list.
-        known: What operations do, by `id`: each step has the same ones. Is filled.
-    """
+    """Return the instances of steps, for ranks that stand for others. Fill `known`: what operations do, by `id`."""
     tasks = []
     for each in steps:
         for at, template in enumerate(each.pattern.templates, each.index):
@@ -788,14 +765,7 @@ class _KindWork:
 
 @dataclass(slots=True)
 class _KindTask:
-    """An instance.
-
-    Args:
-        index: Its number.
-        lane: Name of its lane.
-        after: What it comes after.
-        work: What it does.
-    """
+    """An instance."""
 
     index: int
     lane: str
@@ -902,11 +872,7 @@ class _Transfers:
         self._used[key] = min(first_start_s, flight.start_s), max(last_end_s, end_s)
 
     def fly(self) -> Iterator[tuple[list[_Transit], float]]:
-        """Let transfers flow, from event to event. Yield those that end together, and when.
-
-        Raises:
-            RunError: An event neither begins nor ends a transfer.
-        """
+        """Let transfers flow, from event to event. Yield those that end together, and when."""
         coming = self._coming
         now_s = -math.inf
         next_end_s = math.inf

@@ -251,13 +251,7 @@ class Contention:
 
 
 class MeetingEstimate:
-    """Finds where operations of several lanes meet, or many transfers, as if no transfer slowed down another.
-
-    Args:
-        links: The links.
-        n_seeds: Seeds.
-        may_go_back: See `Contention`.
-    """
+    """Finds where operations of several lanes meet, or many transfers, as if no transfer slowed down another."""
 
     def __init__(self, links: SharedLinks, n_seeds: int, *, may_go_back: bool) -> None:
         self.uses = links.uses

@@ -92,12 +92,7 @@ class LiveLink:
 
 @dataclass(frozen=True, slots=True)
 class LiveRank:
-    """A rank.
-
-    Args:
-        cluster: The cluster that it belongs to.
-        rank: Its number.
-    """
+    """A rank."""
 
     cluster: "LiveCluster"
     rank: int

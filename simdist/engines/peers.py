@@ -77,10 +77,6 @@ _Meet: TypeAlias = Callable[[int, int, NDArray[np.int64], _Paths], tuple[int, fl
 def find_peers(trace: Trace, rank: int) -> PeerArrivals:
     """Return what a rank has to know of its peers in a simulation.
 
-    Args:
-        trace: The simulation of all ranks.
-        rank: The rank.
-
     Raises:
         TraceError: An operation did not run, or the plan drops late ranks: who is late depends on the real rank.
     """

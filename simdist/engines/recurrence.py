@@ -450,11 +450,7 @@ class Recurrence:
         *,
         outside: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Append the ends of instructions. Ranks that sit out the step skip the operations that they then omit.
-
-        Raises:
-            _GoBackError: An instance before these has another end now.
-        """
+        """Append the ends of instructions. Ranks that sit out the step skip the operations that they then omit."""
         maximum: Callable[..., Times] = _maximum if self._packs else np.maximum
         add: Callable[..., Times] = _add if self._packs else np.add
         tell = self._tell
@@ -553,9 +549,6 @@ class Recurrence:
             out: Receives the ends, if they are kept in a table.
             index: Of the instance.
             step: Its step.
-
-        Raises:
-            _GoBackError: An instance before this one has another end now.
         """
         if starts is None:
             starts = meeting.last_of_groups(ready)

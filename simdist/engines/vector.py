@@ -165,13 +165,7 @@ class VectorRun:
 
 
 def one_rank_stands_for_all(plan: Plan, costs: Costs, links: "SharedLinks | None") -> bool:
-    """Tell whether all ranks surely have the same times.
-
-    Args:
-        plan: A legal plan, without delays.
-        costs: Its price list, which recurrences can use.
-        links: The links that transfers share.
-    """
+    """Tell whether all ranks surely have the same times."""
     return _of_one_rank(plan, _prices(plan, [costs], 1, links)) is not None
 
 

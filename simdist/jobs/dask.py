@@ -94,11 +94,7 @@ def jobs(system: str, n_jobs: int, *, timeout_s: float = math.inf) -> Iterator["
 
 
 def _python(system: str, config_name: str) -> str:
-    """Return the Python of the workers, quoted for a job's script: the user's choice, or the running one.
-
-    Raises:
-        RunError: Its path contains a space, and a job of this system cannot quote it.
-    """
+    """Return the Python of the workers, quoted for a job's script: the user's choice, or the running one."""
     dask = _imported("dask")
     configured: str | None = dask.config.get(f"jobqueue.{config_name}.python", None)
     if configured is not None:

@@ -161,13 +161,7 @@ def learned_row(one: Learned, base: Learned, target: Target | None) -> dict[str,
 
 
 def curves_record(found: Iterable[Learned], target: Target | None, *, title: str) -> dict[str, Any]:
-    """Return curves as JSON, which `simdist.report.learning` draws.
-
-    Args:
-        found: Schedules with the same seeds.
-        target: The target, if any.
-        title: Title of the picture.
-    """
+    """Return curves as JSON, which `simdist.report.learning` draws."""
     metric = target or TRAINING_LOSS
     value = target and target.value
     curves = [_curve(each, metric) for each in found]
@@ -215,13 +209,7 @@ def _ratio(
 
 
 def remarks_on_learning(found: Sequence[Learned], base: Learned, target: Target | None) -> Iterator[Remark]:
-    """Yield remarks on the table: runs that miss the target, differences due to chance, easy tasks.
-
-    Args:
-        found: Schedules with the same seeds.
-        base: The baseline.
-        target: The target, if any.
-    """
+    """Yield remarks on the table: runs that miss the target, differences due to chance, easy tasks."""
     metric = target or TRAINING_LOSS
     n_seeds = len(base.curves)
     apart = [each for each in found if each.timed.parts]

@@ -47,10 +47,6 @@ def over_copies(plan: Plan, ranks_per_copy: int) -> Plan:
 def check_copies(plan: Plan, ranks_per_copy: int) -> None:
     """Check that only ranks with the same slice of different copies exchange data.
 
-    Args:
-        plan: A plan of all ranks.
-        ranks_per_copy: Ranks that share a copy.
-
     Raises:
         PlanError: Others do. The error names the operation.
     """

@@ -110,10 +110,6 @@ class Group:
     def split(self, values: NDArray[Any], axis: int = 0) -> NDArray[Any]:
         """Return values of ranks by group: the axes `[n_blocks, size, stride]` replace the axis of the ranks.
 
-        Args:
-            values: Values with an axis of all ranks.
-            axis: Number of that axis.
-
         Returns:
             A view of the values. If the groups are listed, a copy.
 

@@ -1,8 +1,7 @@
 """Launches: operations of the host that stand for its calls, put into a plan whose host takes time for them.
 
-A pass, an update or a selection has many kernels. The device begins with the first while the host launches the others.
-So its `KernelLaunch` stands behind it: what comes next starts after both have ended. Other operations have one kernel,
-which starts when the host has launched it. Their `KernelLaunch` stands before them.
+The device begins with the first kernel of an operation while the host launches the others. So a `KernelLaunch` stands
+behind its operation. What comes next is launched after it, and starts after both have ended.
 
 >>> from simdist.plan import AllReduce, Backward, Buffer, Group
 >>> buffers = (Buffer("loss", 1), Buffer("grad", 1, tensors=(0, 3)))
@@ -10,7 +9,7 @@ which starts when the host has launched it. Their `KernelLaunch` stands before t
 >>> plan = Plan.from_steps("tiny", world_size=2, buffers=buffers, steps=[step])
 >>> launched = with_kernel_launches(plan, frozenset({"backward", "collective"}))
 >>> [type(op).__name__ for op in launched.bodies[0]]
-['Backward', 'KernelLaunch', 'KernelLaunch', 'AllReduce']
+['Backward', 'KernelLaunch', 'AllReduce', 'KernelLaunch']
 """
 
 from collections.abc import Iterator
@@ -19,14 +18,6 @@ from dataclasses import replace
 from simdist.plan import ops
 from simdist.plan.ops import KernelLaunch, LaunchKind, launch_kind
 from simdist.plan.plan import Body, Plan
-
-#: Operations of many kernels, which the device begins while the host launches the rest.
-MANY_KERNELS: frozenset[LaunchKind] = frozenset(
-    {"forward", "backward", "optimize", "trust_ratios", "select", "merge", "low_rank"}
-)
-
-#: What a CUDA graph contains: all of a pass, or of an update.
-IN_GRAPHS: frozenset[LaunchKind] = frozenset({"forward", "backward", "optimize"})
 
 
 def with_kernel_launches(plan: Plan, kinds: frozenset[LaunchKind]) -> Plan:
@@ -40,20 +31,16 @@ def with_kernel_launches(plan: Plan, kinds: frozenset[LaunchKind]) -> Plan:
 
 
 def _launched(plan: Plan, body: Body, kinds: frozenset[LaunchKind]) -> Iterator[ops.Op]:
-    before: ops.Op | None = None  # the last pass or update
+    graph: type[ops.Op] | None = None  # the kind of pass that is under way
     for op in body:
+        yield op
         kind = launch_kind(op)
-        begins_graph = kind in IN_GRAPHS and not (isinstance(op, type(before)) and not isinstance(op, ops.Optimize))
-        if kind in IN_GRAPHS:
-            before = op
-        if "graph" in kinds and begins_graph:
-            yield KernelLaunch("graph")
-        if kind is None or kind not in kinds:
-            yield op
-        elif kind in MANY_KERNELS:
-            yield from (op, KernelLaunch(kind, _n_tensors(plan, op)))
-        else:
-            yield from (KernelLaunch(kind), op)
+        if kind in kinds and kind is not None:
+            yield KernelLaunch(kind, _n_tensors(plan, op))
+        if isinstance(op, ops.Forward | ops.Backward | ops.Optimize):
+            if "graph" in kinds and type(op) is not graph:
+                yield KernelLaunch("graph")
+            graph = None if isinstance(op, ops.Optimize) else type(op)
 
 
 def _n_tensors(plan: Plan, op: ops.Op) -> int:

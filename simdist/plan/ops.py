@@ -21,7 +21,7 @@ Channel: TypeAlias = Literal["host", "compute", "io", "backward", "overlap"]
 Reduction: TypeAlias = Literal["mean", "sum"]
 Algorithm: TypeAlias = str  # of a collective: `auto`, or see `simdist.plan.algorithms`
 SelectMethod: TypeAlias = Literal["exact", "mstopk", "dgc"]
-Destination: TypeAlias = Literal["storage", "disk"]
+Destination: TypeAlias = Literal["storage", "disk", "peer"]
 Optimizer: TypeAlias = Literal["inner", "outer"]
 LaunchKind: TypeAlias = Literal[
     "forward",
@@ -80,7 +80,7 @@ class Load:
     Args:
         dst: Buffer in host memory.
         read: Levels of storage to search for samples of the plan's data set, the preferred one first. If empty, the
-            batch is one request to the storage server.
+            batch is one request to the storage server. Without a data set, the level of one request.
         keep: Levels (`disk`, `memory`) where the node keeps samples that it read from a slower level.
     """
 
@@ -471,7 +471,7 @@ class Save:
     Args:
         srcs: Buffers to write.
         dst: Buffer that stands for the file, so that the host can wait for it. None if no host waits.
-        to: The storage server, or the node's disk.
+        to: The storage server, the node's disk, or the memory of a peer: the next node.
         by: Only the first member of each of these groups writes.
     """
 

@@ -99,7 +99,7 @@ def _arguments(op: ops.Op) -> str:  # noqa: C901 (one `match` over all operation
         case ops.KernelLaunch():
             return op.kind + (f" of {op.n_tensors} {plural(op.n_tensors, 'tensor')}" if op.n_tensors else "")
         case ops.Save():
-            return f"{', '.join(op.srcs)}{' -> disk' if op.to == 'disk' else ''}{_by_whom(op.by)}"
+            return f"{', '.join(op.srcs)}{'' if op.to == 'storage' else f' -> {op.to}'}{_by_whom(op.by)}"
         case _:
             assert_never(op)
 

@@ -178,10 +178,6 @@ def what_slowed(profiles: Sequence[RankProfile], options: ImportOptions) -> Slow
     The cost of stragglers is not simulated. It is the delay of the latest rank of each step, minus the same without
     stragglers.
 
-    Args:
-        profiles: One per trace file, in any order.
-        options: Facts that the user knows.
-
     Raises:
         TraceError: The traces are of different jobs, or contain too little.
         ScenarioError: The facts that the user knows contradict them.

@@ -75,13 +75,7 @@ class LaneView:
 
 
 def draw_lanes(axes: "Axes", view: LaneView, scale: float) -> set[Style]:
-    """Draw all spans of a view that can be seen, and the ends of steps; return the styles.
-
-    Args:
-        axes: Where.
-        view: View of the trace.
-        scale: Units of the axis in a second.
-    """
+    """Draw all spans of a view that can be seen, and the ends of steps; return the styles."""
     styles = _draw_spans(axes, view, scale)
     _draw_steps(axes, view, scale)
     _label(axes, view, scale)

@@ -10,10 +10,6 @@ from pathlib import Path
 def insert_tables(page: str, tables: Mapping[str, str]) -> str:
     r"""Replace what stands between `<!-- table NAME -->` and `<!-- end -->` in a page.
 
-    Args:
-        page: Markdown.
-        tables: Name -> table.
-
     Raises:
         ValueError: The page has not exactly one place for a table.
 
@@ -43,13 +39,7 @@ def print_tables(tables: Mapping[str, str]) -> None:
 
 
 def page_command(description: str, page: Path, tables: Callable[[], Mapping[str, str]]) -> None:
-    """Be the command of an experiment whose result are the tables of a page: print them, or with `--write` write them.
-
-    Args:
-        description: Text of `--help`.
-        page: The file.
-        tables: Computes name -> table.
-    """
+    """Be the command of an experiment whose result is the tables of a page: print or, with `--write`, write them."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help=f"write the tables into {page.name}")
     if parser.parse_args().write:

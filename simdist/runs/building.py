@@ -213,13 +213,7 @@ def price_of(plan: Plan, scenario: Scenario) -> Costs:
 
 
 def traffic(scenario: Scenario, costs: Costs, seed: int) -> "Traffic | None":
-    """Return the changes of links in the run of a seed; None if they do not change.
-
-    Args:
-        scenario: The scenario.
-        costs: Prices from `price_of`.
-        seed: Seed of the run.
-    """
+    """Return the changes of links in the run of a seed; None if they do not change."""
     if not scenario.has_links:
         return None
     from simdist.runs.traffic import link_traffic

@@ -18,12 +18,7 @@ from simdist.traces.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """Machines that were measured.
-
-    Args:
-        file: The cluster file.
-        cluster: The cluster that it describes.
-    """
+    """Machines that were measured."""
 
     file: Path
     cluster: Cluster

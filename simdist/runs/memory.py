@@ -177,13 +177,7 @@ def _recomputed_nbytes(plan: Plan, workload: Workload) -> dict[str, int]:
 
 
 def _of_tensors(ranges: Iterable[tuple[int, int]], nbytes: Sequence[float], batch_size: int) -> int:
-    """Return the bytes of some tensors for a batch.
-
-    Args:
-        ranges: Of tensors.
-        nbytes: Bytes by tensor, for one sample.
-        batch_size: Samples.
-    """
+    """Return the bytes of some tensors for a batch."""
     return round(batch_size * math.fsum(each for tensors in ranges for each in nbytes[slice(*tensors)]))
 
 

@@ -370,11 +370,6 @@ def with_ring_step(tables: tuple[NcclTable, NcclTable], cluster: Cluster) -> tup
 def ring_step_s(few: NcclTable, many: NcclTable, cluster: Cluster) -> float:
     """Return the step of a ring with which the largest buffers of both tables have one efficiency of the network.
 
-    Args:
-        few: Of fewer GPUs.
-        many: Of more.
-        cluster: All else.
-
     A time is t + a step_s + b / efficiency, so three simulations of each table tell its terms.
     """
     rows = []

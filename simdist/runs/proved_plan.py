@@ -20,13 +20,7 @@ _Results: TypeAlias = Counter[tuple[Result, str | None]]  # with what is applied
 
 @dataclass(frozen=True)
 class ProvedPlan:
-    """A plan and what its steps were proved to leave behind.
-
-    Args:
-        scenario: The scenario.
-        built: The plan of one of its schedules.
-        path: Run directory that was written, if any.
-    """
+    """A plan and what its steps were proved to leave behind."""
 
     scenario: Scenario
     built: Built

@@ -216,11 +216,6 @@ def read_trace(path: Path, *, plan: Plan | None = None) -> Trace:
 def save_trace(trace: Trace, path: Path, *, on_disk: bool = False) -> None:
     """Write a trace; an interruption leaves the old file or none.
 
-    Args:
-        trace: The trace.
-        path: The file.
-        on_disk: See `simdist.files.replacing`.
-
     Raises:
         RunError: It cannot be written.
     """

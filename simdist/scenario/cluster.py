@@ -1,8 +1,8 @@
 """The machines: nodes, GPUs, the links inside and between nodes, and storage."""
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Annotated, ClassVar, Literal, Self, TypeAlias, get_args
+from collections.abc import Iterator
+from typing import Annotated, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -219,8 +219,6 @@ class Storage(Settings):
         source: Where the numbers are from.
     """
 
-    moved: ClassVar[Mapping[str, str]] = {"operations": "operations_per_s"}
-
     latency_s: Seconds
     bandwidth_Bps: BytesPerSecond
     servers: Annotated[Whole, Field(ge=1, le=_MAX_STORAGE_SERVERS, exclude_if=lambda servers: servers == 1)] = 1
@@ -276,8 +274,6 @@ class Disk(Settings):
         capacity_nbytes: Bytes that it keeps at most; unlimited if absent.
         source: Where the numbers are from.
     """
-
-    moved: ClassVar[Mapping[str, str]] = {"operations": "operations_per_s"}
 
     read_Bps: BytesPerSecond
     write_Bps: BytesPerSecond
@@ -475,26 +471,6 @@ class Cluster(Settings):
         host: The CPU cores of every node.
         uncertain: Ranges of numbers that nobody measured, by path, such as `network.efficiency`.
     """
-
-    moved: ClassVar[Mapping[str, str]] = {
-        "mesh": "topology.mesh",
-        "nodes_per_domain": "topology.nodes_per_domain",
-        "nics_per_node": "topology.nics_per_node",
-        "rails": "topology.rails",
-        "leaf": "topology.leaf",
-        "oversubscription": "topology.oversubscription",
-        "host_bridge": "topology.host_bridge",
-        "library": "collectives.library",
-        "nccl_version": "collectives.nccl_version",
-        "transport": "collectives.transport",
-        "in_switch_reduction": "collectives.in_switch_reduction",
-        "chunkwise": "collectives.chunkwise",
-        "collective_overhead": "collectives.overhead",
-        "launch": "collectives.launch",
-        "cores_per_node": "host.cores_per_node",
-        "shares_cores": "host.shares_cores",
-        "host_reduction": "host.reduction",
-    }
 
     name: str = ""
     source: str = ""

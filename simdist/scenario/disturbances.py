@@ -10,10 +10,10 @@ of an entry point of group `simdist.disturbances`.
 
 import abc
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Protocol, Self, TypeAlias, get_args
+from typing import Annotated, Literal, Protocol, Self, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -489,8 +489,6 @@ class Interference(_Disturbance):
             of several machines, such as all that share a model.
         noise: Share of the loss that is the longest of exponential delays; the rest is constant.
     """
-
-    moved: ClassVar[Mapping[str, str]] = {"machine_rate": "machine_samples_per_s"}
 
     kind: Literal["interference"] = "interference"
     on: Channel = "compute"

@@ -13,12 +13,10 @@ from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 from simdist.scenario import strict_yaml
 from simdist.scenario.strict_yaml import BASES, Path, path_text
 from simdist.settings.base import (
-    IS_NOW,
     FromFile,
     Settings,
     bare_numbers,
     nearest,
-    new_path,
     plain,
     refuse,
     shown,
@@ -216,8 +214,6 @@ def _is_settings(here: object) -> TypeGuard[BaseModel | type[BaseModel]]:
 def _attribute(model: type[BaseModel], key: str | int, above: Path) -> str:
     """Return the attribute that a key in a file means."""
     keys = {field.alias or name: name for name, field in model.model_fields.items()}
-    if key not in keys and issubclass(model, Settings) and (path := new_path(model, key)):
-        raise ValueError(f"{path_text((*above, key))} {IS_NOW}{path_text((*above, *path.split('.')))}")
     if key not in keys:
         where = f"in {path_text(above)}" if above else f"in a {model.__name__.lower()}"
         raise ValueError(f"there is no key {shown(key)} {where}: {nearest(key, keys)}")

@@ -117,12 +117,7 @@ class _LinkDisturbance(Selection):
         return False
 
     def unused(self, uses: Uses, place: str) -> Iterator[str]:
-        """Yield a sentence for each reason why the disturbance has no effect.
-
-        Args:
-            uses: What the scenario uses.
-            place: The path of the disturbance in it.
-        """
+        """Yield a sentence for each reason why the disturbance has no effect."""
         if self.never_slows:
             yield f"{place} has no effect: it leaves its links as they are"
         if self.link == "storage" and not uses.storage:

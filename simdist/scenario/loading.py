@@ -16,7 +16,7 @@ from simdist.scenario import strict_yaml
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.strict_yaml import Document, Problem, path_text
 from simdist.scenario.workload import Workload
-from simdist.settings.base import IS_NOW, FromFile, Settings, shown
+from simdist.settings.base import FromFile, Settings, shown
 
 Part: TypeAlias = Literal["cluster", "workload"]
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -154,15 +154,8 @@ def problems_of(error: ValidationError, document: Document, *, below: strict_yam
     problems = []
     for details in error.errors(include_url=False, include_context=False, include_input=False):
         place, path = document.locate((*below, *details["loc"]))
-        problems.append(Problem(place.line, path, in_full(path, details["msg"])))
+        problems.append(Problem(place.line, path, details["msg"]))
     return problems
-
-
-def in_full(path: strict_yaml.Path, message: str) -> str:
-    """Return the message about the value at a path, with the whole new path if an old key is the problem."""
-    if not message.startswith(IS_NOW):
-        return message
-    return IS_NOW + path_text((*path[:-1], *message.removeprefix(IS_NOW).split(".")))
 
 
 def scenario_error(name: str, problems: Iterable[Problem]) -> ScenarioError:
@@ -171,8 +164,6 @@ def scenario_error(name: str, problems: Iterable[Problem]) -> ScenarioError:
     lines = [_line(name, problem) for problem in sorted(problems, key=lambda problem: problem.line)]
     hidden = len(lines) - _MAX_LINES
     lines = lines[:_MAX_LINES] + ([f"{name}: and {hidden} more"] if hidden > 0 else [])
-    if not name.startswith("<") and any(problem.message.startswith(IS_NOW) for problem in problems):
-        lines.append(f"{name}: simdist init --from {name} -o {name} converts the file")
     return ScenarioError("\n".join(lines))
 
 

@@ -86,13 +86,7 @@ def _words(seed: int, what: int, count: int) -> NDArray[np.uint64]:
 
 
 def remark(name: str, n_recorded: int, world_size: int) -> str:
-    """Say in a sentence what is done with a recording of another number of ranks.
-
-    Args:
-        name: Name of its file.
-        n_recorded: Recorded ranks.
-        world_size: Ranks of the run.
-    """
+    """Say in a sentence what is done with a recording of another number of ranks."""
     told = f"{name} holds {n_recorded:,} ranks, the cluster has {world_size:,}"
     if n_recorded > world_size:
         return f"{told}: every seed draws which of them are played"

@@ -95,12 +95,7 @@ def expand(part: Part, value: object, *, folder: Path = Path()) -> object:
 
 
 def with_base(settings: Settings, in_file: dict[str, Any]) -> dict[str, Any]:
-    """Return a cluster or a workload as a file has it: the keys that the user wrote, and a `base` with the others.
-
-    Args:
-        settings: The cluster or the workload.
-        in_file: All of its keys.
-    """
+    """Return a cluster or a workload as a file has it: the keys that the user wrote, and a `base` with the others."""
     own, base = _apart(settings, in_file)
     moved = {"uncertain", *(rival for key in own for rival in _RIVALS.get(key, ()))}  # which `expand` would drop
     own |= {key: base.pop(key) for key in [*base] if key in moved}

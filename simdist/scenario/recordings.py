@@ -102,11 +102,7 @@ def _of_columns(value: Any) -> NDArray[np.float64]:
 
 
 def _seconds(array: NDArray[Any]) -> NDArray[np.float64]:
-    """Return an array of numbers, or of durations of any unit, as numbers.
-
-    Raises:
-        TypeError: It holds truth values, complex numbers or dates.
-    """
+    """Return an array of numbers, or of durations of any unit, as numbers."""
     if array.dtype.kind == "m":
         return np.asarray(array / np.timedelta64(1, "s"), dtype=np.float64)
     if array.dtype.kind in "bcM":

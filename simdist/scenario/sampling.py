@@ -381,11 +381,7 @@ class _Playing:
         self._played = _played_ranks(self._table_s, seeds, uniforms.world_size)
 
     def delays(self, start: int, stop: int) -> _Floats:
-        """Return the seconds of some steps, `[n_steps, n_parts, n_ranks, n_seeds]`.
-
-        Raises:
-            ScenarioError: The recording ends before.
-        """
+        """Return the seconds of some steps, `[n_steps, n_parts, n_ranks, n_seeds]`."""
         recorded = self._recorded
         n_recorded = len(self._table_s)
         if recorded.resample_steps is not None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path as FilePath
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, overload
+from typing import Annotated, Any, Literal, Self, TypeAlias, overload
 
 from pydantic import (
     BeforeValidator,
@@ -33,7 +33,7 @@ from simdist.scenario.links import (
     LinkDisturbance,
     TrafficPattern,
 )
-from simdist.scenario.loading import SettingsT, in_full, read_text, validated
+from simdist.scenario.loading import SettingsT, read_text, validated
 from simdist.scenario.strict_yaml import BASES, path_text
 from simdist.scenario.uncertain import Range, check_ranges
 from simdist.scenario.workload import Workload, other_batch_fault
@@ -360,8 +360,6 @@ class Scenario(Settings):
         doubts: Reasons to doubt its numbers, a sentence each; every command that reads the scenario repeats them.
     """
 
-    moved: ClassVar[Mapping[str, str]] = {"data": "input.data"}
-
     name: str = "scenario"
     cluster: Annotated[Cluster, WrapValidator(_expand_cluster)]
     workload: Annotated[Workload, WrapValidator(_expand_workload)]
@@ -663,8 +661,7 @@ def _refuse_other_batch(before: Workload, after: Workload, paths: Iterable[str])
 
 def _named(name: str, error: ValidationError) -> ScenarioError:
     """Return the error of a scenario that is in no file, a line for every problem."""
-    found = [(each["loc"], in_full(each["loc"], each["msg"])) for each in error.errors()]
-    return ScenarioError("\n".join(f"{name}: {path_text(path)}: {message}" for path, message in found))
+    return ScenarioError("\n".join(f"{name}: {path_text(each['loc'])}: {each['msg']}" for each in error.errors()))
 
 
 def load(scenario: AnyScenario) -> Scenario:

@@ -4,10 +4,10 @@ import csv
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, ValidationInfo, model_validator
 
@@ -179,8 +179,6 @@ class Workload(Settings):
     >>> Workload(tensors=(Tensor(name="w", count=1000),), batch_size=8, forward_s=0.01).nbytes
     4000
     """
-
-    moved: ClassVar[Mapping[str, str]] = {"launch": "launches"}
 
     name: str = ""
     source: str = ""
@@ -448,13 +446,7 @@ class Workload(Settings):
 
 
 def other_batch_fault(workload: Workload, batch_size: object, keys: Iterable[object]) -> str | None:
-    """Say why the batch size cannot change by itself, if seconds of passes would stay as they are.
-
-    Args:
-        workload: As it was.
-        batch_size: Its new batch size.
-        keys: Keys of the workload that change.
-    """
+    """Say why the batch size cannot change by itself, if seconds of passes would stay as they are."""
     is_left = workload.is_of_any_batch and TIMES.isdisjoint(keys)
     return unmeasured(batch_size, workload.batch_size) if is_left and batch_size != workload.batch_size else None
 

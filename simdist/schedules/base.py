@@ -2,7 +2,7 @@
 
 import abc
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
@@ -78,13 +78,6 @@ class Schedule(Settings, abc.ABC):
     """What its labels consist of. None: `default_label` writes them, and they are not read."""
     searched: ClassVar[tuple[Piece, ...]] = ()
     """Settings that only the labels of candidates of a search show."""
-
-    moved: ClassVar[Mapping[str, str]] = {
-        "data": "input.policy",
-        "prefetch": "input.prefetch",
-        "readers": "input.readers",
-        "decode_workers": "input.decode_workers",
-    }
 
     kind: str
     label: str = ""

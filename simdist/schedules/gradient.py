@@ -369,15 +369,7 @@ class GradientSchedule(Schedule, abc.ABC):
         *,
         keeps: bool,
     ) -> Body:
-        """Return the operations of a step from its last backward pass on.
-
-        Args:
-            job: The job.
-            buckets: Ranges of tensors.
-            sent: The buffers that are exchanged.
-            exchanges: Their exchanges.
-            keeps: Ranks keep their slices of the parameters in another type.
-        """
+        """Return the operations of a step from its last backward pass on."""
         ops: list[Op] = []
         finish: list[Op] = []
         grads: list[str] = []

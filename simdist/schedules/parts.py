@@ -33,11 +33,6 @@ def gradient_buckets(job: Job, *, first_nbytes: int, nbytes: int) -> tuple[Bucke
 
     A bucket is closed by the tensor that makes it reach its limit, as in PyTorch's DistributedDataParallel.
 
-    Args:
-        job: The job with the tensors to split.
-        first_nbytes: Limit of the first bucket.
-        nbytes: Limit of the others.
-
     Source:
         Li et al., PyTorch Distributed, VLDB 2020, section 4.2; torch `compute_bucket_assignment_by_size`.
     """

@@ -6,12 +6,7 @@ RARELY = 8  # steps between averages of parameters
 
 
 def sharded(shard: int, world_size: int) -> dict[str, object]:
-    """Return the kind of schedule in which so many ranks share a copy of the model.
-
-    Args:
-        shard: Ranks that share a copy.
-        world_size: All ranks.
-    """
+    """Return the kind of schedule in which so many ranks share a copy of the model."""
     return {"kind": "fsdp"} if shard == world_size else {"kind": "hsdp", "shard": shard}
 
 
@@ -38,13 +33,7 @@ def rivals_of_shards(
 
 
 def rivals_of_copies(own: dict[str, object], n_nodes: int, per_node: int) -> Iterator[dict[str, object]]:
-    """Yield synchronous SGD, if the job's own shares updates, and copies that average parameters rarely.
-
-    Args:
-        own: Settings of the job's own schedule.
-        n_nodes: Nodes.
-        per_node: Ranks of each.
-    """
+    """Yield synchronous SGD, if the job's own shares updates, and copies that average parameters rarely."""
     if own.get("shared_update"):
         yield {"kind": "sync"}
     if n_nodes * per_node == 1:

@@ -405,12 +405,7 @@ def _padded_counts(
 
 @lru_cache(maxsize=8)
 def _bodies(schedule: ShardedSchedule, job: Job) -> Callable[[int, Group], Body]:
-    """Return a function that writes steps, each once. Candidates that differ in averages between copies share them.
-
-    Args:
-        schedule: See `ShardedSchedule.of_one_copy`.
-        job: The job.
-    """
+    """Return a function that writes steps, each once. Candidates that differ in averages between copies share them."""
     shards = schedule.units_of(job)
     known: dict[Op, Op] = {}  # micro-batches repeat operations
 

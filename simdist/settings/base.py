@@ -15,7 +15,7 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,8 +45,6 @@ _ENDINGS = {
 }
 _UNITS = {"_s": ("s", "55 ms"), "_Bps": ("B/s", "25 Gbit/s or 25 GB/s"), "_flops": ("FLOP/s", "125 TFLOP/s")}
 _UNITS |= {"nbytes": ("B", "45 MB")}  # of attributes by their ends: the SI unit, and examples
-#: Begins the message about a key of an earlier release; its new path follows.
-IS_NOW = "is now "
 _BOUNDS = {
     "greater_than_equal": "at least {ge}",
     "greater_than": "more than {gt}",
@@ -74,9 +72,6 @@ class Settings(BaseModel):
 
     The key in a file is the attribute without its unit: `latency_s` is `latency`, `sample_nbytes` is `sample_size`.
     """
-
-    moved: ClassVar[Mapping[str, str]] = {}
-    """Keys of earlier releases: the old key, and the path of the new one from the same place."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -185,12 +180,7 @@ def unchecked_copy(settings: _SettingsT, **update: object) -> _SettingsT:
 
 
 def stated(settings: object, in_file: Any) -> Any:
-    """Return settings as a file has them without defaults that nobody wrote.
-
-    Args:
-        settings: The settings, or a list of them.
-        in_file: The same with all keys.
-    """
+    """Return settings as a file has them without defaults that nobody wrote."""
     if isinstance(settings, tuple) and isinstance(in_file, list):
         return [stated(*each) for each in zip(settings, in_file, strict=True)]
     if not (isinstance(settings, Settings) and isinstance(in_file, dict)):
@@ -447,11 +437,6 @@ def _hashable(value: object) -> object:
             return type(value)  # such as a callable dataclass; equality tells such values apart
 
 
-def new_path(cls: type[Settings], key: object) -> str | None:
-    """Return where a key of an earlier release is now, from the same place; None if there was no such key."""
-    return cls.moved.get(str(key)) or cls.moved.get(key_of(str(key)))
-
-
 def _is_changed(field: FieldInfo, value: object) -> bool:
     """Tell whether an attribute has another value than it has by default."""
     return field.is_required() or bool(value != field.get_default(call_default_factory=True, validated_data={}))
@@ -490,8 +475,6 @@ def _fault(cls: type[Settings], details: ErrorDetails) -> Fault:
             return loc, context["text"]
         case "value_error":
             return loc, str(context["error"])
-        case "extra_forbidden" | "unexpected_keyword_argument" if len(loc) == 1 and (path := new_path(cls, loc[0])):
-            return loc, f"{IS_NOW}{path}"
         case "extra_forbidden" | "unexpected_keyword_argument" | "invalid_key":
             known = f": {nearest(loc[-1], _keys(cls))}" if len(loc) == 1 else ""
             return loc, f"unknown key {shown(loc[-1])}{known}"

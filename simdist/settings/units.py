@@ -187,21 +187,13 @@ def parse_whole_or(*words: str) -> Callable[[object], object]:
 
 @dataclass(frozen=True, slots=True)
 class Elapsed:
-    """A time of training.
-
-    Args:
-        seconds: Above 0.
-    """
+    """A time of training."""
 
     seconds: float
 
 
 class EpochSteps(int):
-    """Steps of so many epochs of a data set. They are counted again if other settings of the scenario change.
-
-    Args:
-        n_epochs: Epochs, 1 or more.
-    """
+    """Steps of so many epochs of a data set. They are counted again if other settings of the scenario change."""
 
     n_epochs: int
 

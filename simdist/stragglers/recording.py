@@ -28,11 +28,6 @@ _Floats: TypeAlias = NDArray[np.float64]
 def measured_delays(trace: Trace, timed: Timing, costs: Costs) -> dict[Channel, _Floats]:
     """Return the excess of each step of a measured trace over its price, of each of its micro-batches.
 
-    Args:
-        trace: A trace of real machines.
-        timed: Its gaps and durations.
-        costs: Prices of its operations in its scenario.
-
     Returns:
         Those of one run, see `simdist.plan.delays`. Channels without delays are omitted. What a micro-batch takes less
         than its price makes up for delays of others of its step.

@@ -445,13 +445,7 @@ def measure_with_additions(
 
 
 def range_of_trace(scenario: Scenario, built: Built, trace: Trace) -> Interval | None:
-    """Return between which multiples of its makespan the truth of a simulation lies, if something is uncertain.
-
-    Args:
-        scenario: Of the simulation, with its seed.
-        built: Its schedule.
-        trace: Of the simulation.
-    """
+    """Return between which multiples of its makespan the truth of a simulation lies, if something is uncertain."""
     simulated = Simulated(built.plan, (break_down(trace),))
     measured = with_draws(scenario, built, times_of(built.schedule.name, "", simulated, ()))
     if not measured.drawn:

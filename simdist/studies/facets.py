@@ -125,12 +125,7 @@ class Facet(ABC, Generic[ValueT]):
         return None
 
     def measure_built(self, scenario: Scenario, built: "Built") -> ValueT | None:
-        """Return the value if it needs the scenario and the prices of the plan, else None.
-
-        Args:
-            scenario: The scenario that was simulated.
-            built: The schedule in it.
-        """
+        """Return the value if it needs the scenario and the prices of the plan, else None."""
         return None
 
     @abstractmethod

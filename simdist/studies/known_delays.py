@@ -383,12 +383,7 @@ def chances_of(scenario: Scenario, n_seeds: int) -> Chances:
 
 
 def uncorrected_remarks(scenario: Scenario, n_runs: int) -> tuple[Remark, ...]:
-    """Return what some runs do not show of rare and heavy delays, where their times are not corrected.
-
-    Args:
-        scenario: The scenario.
-        n_runs: Number of runs.
-    """
+    """Return what some runs do not show of rare and heavy delays, where their times are not corrected."""
     if not scenario.is_random:
         return ()
     acting = [i for i in _acting(scenario) if _disturbance(scenario, i).on != "io" or scenario.uses.source == "storage"]

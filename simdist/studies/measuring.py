@@ -160,13 +160,7 @@ def _observed(
 
 
 def step_times_s(scenario: Scenario, built: Built, *, n_seeds: int) -> NDArray[np.float64]:
-    """Return the seconds per step of one schedule for many seeds, `[n_seeds]`. This is less work than `measure`.
-
-    Args:
-        scenario: The schedule's.
-        built: The schedule.
-        n_seeds: Number of seeds, see `simdist.scenario.sampling.run_seeds`.
-    """
+    """Return the seconds per step of one schedule for many seeds, `[n_seeds]`. This is less work than `measure`."""
     seeds = run_seeds(scenario.seed, n_seeds)
     delays = SeedDelays.of(delay_sampler(scenario, seeds).take(scenario.steps), seeds)
     live = Live(built.actors, traffic=partial(traffic, scenario, built.costs))

@@ -117,11 +117,7 @@ class Runs:
         return f"{self.recording.n_steps} recorded steps are too few to be sure with {what}: record {needed} or more"
 
     def widening(self, *schedules: Schedule) -> float:
-        """Return the factor from deviations of single runs to those of recordings; 1 without a recording.
-
-        Args:
-            schedules: Compared schedules without a `problem`.
-        """
+        """Return the factor from deviations of single runs to those of recordings; 1 without a recording."""
         if self.recording is None:
             return 1.0
         n_recorded = self.recording.n_steps

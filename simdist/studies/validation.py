@@ -231,11 +231,6 @@ def corrected(run: RunDirectory, machines: Calibrated | None, real: Trace) -> tu
     The overhead is `host.handover` if the cluster's cores are charged, else `collectives.overhead`.
     The run is no test of that cluster any more; other schedules, models and shapes are.
 
-    Args:
-        run: The run that was measured.
-        machines: Instead of those of its scenario.
-        real: Its measurement.
-
     Raises:
         ScenarioError: Not even without any overhead is the simulation as fast, or it takes more than a second.
     """

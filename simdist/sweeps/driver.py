@@ -363,11 +363,7 @@ class _Driver:
                 self._workers.end(future)
 
     def _taken(self, future: Future[FinishedBatch], sent: _Underway) -> FinishedBatch:
-        """Return what a batch gave, also of a row that killed its worker; other lost rows are queued.
-
-        Raises:
-            RunError: The connection to the workers is lost, or they are of another version.
-        """
+        """Return what a batch gave, also of a row that killed its worker; other lost rows are queued."""
         try:
             finished = future.result()
         except SimdistError:  # of the worker as a whole, not of a row
@@ -394,11 +390,7 @@ class _Driver:
         self._task_s = task_s if not self._task_s else 0.8 * self._task_s + 0.2 * task_s
 
     def _probe(self) -> None:
-        """Check that workers work at all, so that their failures are not blamed on rows.
-
-        Raises:
-            RunError: They do not.
-        """
+        """Check that workers work at all, so that their failures are not blamed on rows."""
         future = self._submitted(())
         try:
             future.result(timeout=None if self._workers.may_wait else _START_S)

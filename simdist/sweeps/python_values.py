@@ -19,10 +19,6 @@ _NAME = "name"  # of a case; all other keys of it are paths
 def as_in_a_file(sweep: Mapping[str, object], keys: type[Settings]) -> dict[str, Any]:
     """Return the keys and values of a sweep file for a mapping from Python.
 
-    Args:
-        sweep: The mapping.
-        keys: The keys of a sweep file.
-
     Raises:
         ScenarioError: Its scenario or a value is wrong, or a file cannot have a value.
     """
@@ -93,11 +89,7 @@ def _varied(scenario: Scenario, at: Path, key: object, values: Any) -> tuple[Any
 
 
 def _value(scenario: Scenario, at: Path, path: Path, value: object) -> object:
-    """Return one value of a field as a file has it.
-
-    Raises:
-        ScenarioError: It is wrong.
-    """
+    """Return one value of a field as a file has it."""
     try:
         refuse_bare(scenario, path, value)
         if isinstance(value, str | int | float | None):
@@ -121,11 +113,7 @@ def _bounds(scenario: Scenario, at: Path, path: Path, rule: object, bounds: Any)
 
 
 def _writable(value: object, above: tuple[object, ...]) -> Any:
-    """Return a value as YAML has it.
-
-    Raises:
-        ScenarioError: It is an object that no file has.
-    """
+    """Return a value as YAML has it."""
     match value:
         case Settings():
             return value.model_dump(mode="json")

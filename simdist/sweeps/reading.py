@@ -173,11 +173,7 @@ def _keys_of_workload(fields: Iterable[ScenarioField]) -> list[str | int]:
 def _base(
     document: Document, written: str | dict[str, Any], name: str, folder: Path
 ) -> tuple[dict[str, Any], Path, Scenario]:
-    """Return the scenario as a file has it, the folder of its files, and the scenario itself.
-
-    Raises:
-        ScenarioError: There is none, or it is wrong.
-    """
+    """Return the scenario as a file has it, the folder of its files, and the scenario itself."""
     if isinstance(written, dict):
         try:
             tree = {"name": Path(name).stem.strip("<>"), **written}

@@ -60,13 +60,7 @@ _TRACES: tuple[tuple[TraceSource, str], ...] = (("simulated", run_directory.SIMU
 
 @dataclass(frozen=True, slots=True)
 class PlannedPoint:
-    """A point of a sweep with run directories for its schedules.
-
-    Args:
-        number: Of the point.
-        case: Of the sweep, or empty.
-        choices: Its settings, by column.
-    """
+    """A point of a sweep with run directories for its schedules."""
 
     number: int
     case: str
@@ -118,11 +112,6 @@ def write_plans(sweep: Sweep, folder: Path, *, progress: _Progress | None = None
 
     They have the delays of the scenario's seed, the first of the sweep's seeds. The settings of a point stand beside
     its runs, so that tables show them. Schedules that fail are left out.
-
-    Args:
-        sweep: The sweep to plan.
-        folder: That of the sweep.
-        progress: See `_Progress`.
 
     Raises:
         ScenarioError: These are too many rows.

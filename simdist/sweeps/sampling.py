@@ -214,11 +214,7 @@ def _sequence(engine: "qmc.Sobol") -> _UnitPoints:
 
 
 def _check_strata(first: _UnitPoints) -> None:
-    """Refuse a sequence without exactly one of its first points in each equal interval: scipy makes it of a table.
-
-    Raises:
-        RunError: It does not; an error of the table's file is printed by scipy, and not raised.
-    """
+    """Refuse a sequence without exactly one of its first points in each equal interval: scipy makes it of a table."""
     n = len(first)
     if not np.array_equal(np.sort(first, axis=0) * n, np.broadcast_to(np.arange(n)[:, None], first.shape)):
         raise RunError("scipy could not read its table for Sobol's sequence, so the points are wrong: run it again")

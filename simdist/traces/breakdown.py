@@ -516,12 +516,7 @@ class Attribution:
         )
 
     def _cut(self, next_s: _Times, *, stays: bool = False) -> None:
-        """Distribute the gap from the end of the last compute operation to `next_s`.
-
-        Args:
-            next_s: Its end.
-            stays: Whether later collectives may reach into it.
-        """
+        """Distribute the gap from the end of the last compute operation to `next_s`."""
         begin_s = self._now.compute_end_s
         if self._batch:
             self._overlaps += [(len(self._gaps), each) for each in self._now.open.collectives]

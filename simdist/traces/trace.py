@@ -231,11 +231,7 @@ def late_shares(trace: Trace) -> dict[int, float]:
 
 
 def _read_late(raw: object, plan: Plan) -> dict[int, tuple[int, ...]]:
-    """Read the late ranks.
-
-    Raises:
-        TraceError: It contains invalid rows or ranks.
-    """
+    """Read the late ranks."""
     try:
         late = {int(row): tuple(ranks) for row, ranks in raw.items()}  # type: ignore[attr-defined]
         named = {rank for ranks in late.values() for rank in ranks}
@@ -247,11 +243,7 @@ def _read_late(raw: object, plan: Plan) -> dict[int, tuple[int, ...]]:
 
 
 def _read_rank(raw: object, plan: Plan) -> int | None:
-    """Read the only real rank.
-
-    Raises:
-        TraceError: The plan has no such rank.
-    """
+    """Read the only real rank."""
     if raw is None or (isinstance(raw, int) and 0 <= raw < plan.world_size):
         return raw
     raise TraceError(f"`real_rank` is {raw!r}; the plan has ranks 0 to {plan.world_size - 1}")

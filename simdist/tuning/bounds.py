@@ -32,12 +32,7 @@ _ROUNDING = 1e-9  # share of a time that sums of its parts in another order may 
 
 
 def least_step_s(plan: Plan, costs: Costs) -> float:
-    """Return seconds per step that no run goes below, by lanes. They are 0 if ranks may pass over operations.
-
-    Args:
-        plan: A legal plan.
-        costs: Its price list.
-    """
+    """Return seconds per step that no run goes below, by lanes. They are 0 if ranks may pass over operations."""
     seconds = _least_seconds(plan, costs)
     n_times: Counter[int] = Counter()
     for run in plan.order:
@@ -53,12 +48,7 @@ def least_step_s(plan: Plan, costs: Costs) -> float:
 
 
 def least_chain_step_s(plan: Plan, costs: Costs) -> float:
-    """Return seconds per step that no run goes below, by chains. This is more work than `least_step_s`, and sharper.
-
-    Args:
-        plan: A legal plan.
-        costs: Its price list.
-    """
+    """Return seconds per step that no run goes below, by chains. This is more work than `least_step_s`, and sharper."""
     seconds = {op: float(np.min(each)) for op, each in _least_seconds(plan, costs).items()}
     ends_s: list[float] = []  # of the last instances; what is older counts as ended at the start
     for stretch in stretches(plan) if seconds else ():

@@ -237,12 +237,6 @@ def own_choices(kind: str, scenario: Scenario, described: Job, extras: Extras) -
     They also take the values of the scenario's own schedules of the kind. A required field without an axis takes only
     these.
 
-    Args:
-        kind: The kind.
-        scenario: The scenario.
-        described: Its job.
-        extras: The permissions.
-
     Raises:
         ScenarioError: `only` names the kind, and a required field has no known value.
     """

@@ -46,12 +46,7 @@ class Constraints:
     host_memory_nbytes: float = math.inf
 
     def broken_by(self, group_sizes: _Ranks, world_size: int) -> Iterator["Breach"]:
-        """Yield the constraints on exchanges that are broken.
-
-        Args:
-            group_sizes: See `exchanged`.
-            world_size: Ranks.
-        """
+        """Yield the constraints on exchanges that are broken."""
         limits = [(f"--global-every {self.global_every}", world_size, self.global_every)]
         limits += [(f"--group-every {ranks}:{steps}", ranks, steps) for ranks, steps in self.group_every]
         for limit, ranks, steps in limits:

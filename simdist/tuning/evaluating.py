@@ -242,11 +242,7 @@ class Evaluator:
         return known if isinstance(known, Evaluated) else self._simulate(candidate, scenario, built, found)
 
     def _written(self, candidate: Candidate) -> tuple[Scenario, Schedule, Plan]:
-        """Return a candidate's scenario, schedule and plan.
-
-        Raises:
-            ValueError: The schedule, the scenario or the cluster does not allow it.
-        """
+        """Return a candidate's scenario, schedule and plan."""
         schedule = in_scenario(candidate, self._runs.scenario)
         scenario = self._runs.scenario_for(schedule, candidate.in_scenario(self._runs.scenario))
         return scenario, schedule, schedule.plan(job(scenario))
@@ -291,11 +287,7 @@ def _course(scenario: Scenario, built: Built, found: Facts) -> tuple[object, ...
 
 
 def _checked(scenario: Scenario, schedule: Schedule, plan: Plan) -> Built:
-    """Return a plan with its prices. A search proves only the plans that it shows.
-
-    Raises:
-        PlanError: It is not legal.
-    """
+    """Return a plan with its prices. A search proves only the plans that it shows."""
     check(plan)
     return Built(schedule, plan, price_of(plan, scenario), n_proved_ranks=0)
 

@@ -121,16 +121,7 @@ class _Suggester:
     """Suggests the next candidate to try, given the results so far."""
 
     def __init__(self, candidates: Sequence[Candidate], choices: Mapping[str, Sequence[Axis]], *, seed: int) -> None:
-        """Register all candidates, without results.
-
-        Args:
-            candidates: All candidates.
-            choices: Settings that may differ besides the levels, by kind.
-            seed: Seed of the sampler.
-
-        Raises:
-            ScenarioError: Optuna is not installed.
-        """
+        """Register all candidates, without results."""
         try:
             import optuna
         except ImportError:

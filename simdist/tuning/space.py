@@ -60,12 +60,6 @@ class Space:
 def space(scenario: Scenario, constraints: Constraints, extras: Extras, *, progress: Progress | None = None) -> Space:
     """Return all legal candidates that keep to the constraints, as far as these need neither prices nor times.
 
-    Args:
-        scenario: The scenario.
-        constraints: Limits.
-        extras: The schedules that may be tried.
-        progress: See `Progress`.
-
     Raises:
         ScenarioError: See `Extras.kinds`.
     """
@@ -95,14 +89,7 @@ class _Sieve:
     def __init__(
         self, scenario: Scenario, constraints: Constraints, described: Job, inputs: Sequence[ChangedSettings]
     ) -> None:
-        """Begin with no candidates.
-
-        Args:
-            scenario: The scenario.
-            constraints: Limits.
-            described: Its job, with as many steps as show all exchanges.
-            inputs: Settings beside those of the schedule, each of which makes a candidate.
-        """
+        """Begin with no candidates."""
         self._scenario = scenario
         self._constraints = constraints
         self._described = described
@@ -145,11 +132,7 @@ class _Sieve:
         return Space(found, choices, *counts, tuple(self._broken), int(self._longest_gap))
 
     def _results(self, schedule: Schedule) -> list[Result]:
-        """Return what each step does: of all steps, or of two periods if these are far fewer.
-
-        Raises:
-            ValueError: A setting has no effect.
-        """
+        """Return what each step does: of all steps, or of two periods if these are far fewer."""
         described = self._described
         n_steps = described.n_steps
         if unused := schedule.unused_settings(described):

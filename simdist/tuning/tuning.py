@@ -141,12 +141,7 @@ def simulate_candidates(
 def _tried(
     known: Space, evaluator: Evaluator, budget: int | None, seed: int, progress: Progress | None
 ) -> tuple[list[Evaluated | TooSlow], bool]:
-    """Search a space; return what was tried, and whether the search came to its end.
-
-    Raises:
-        ScenarioError: See `search`.
-        KeyboardInterrupt: Nothing was tried yet.
-    """
+    """Search a space; return what was tried, and whether the search came to its end."""
     n_candidates = len(known.candidates)
     n_expected = n_candidates if budget is None else min(budget, n_candidates)
     so_far: dict[int, Evaluated | TooSlow] = {}  # by identity: equal plans share one
@@ -185,11 +180,7 @@ def _best_so_far(tried: Collection[Evaluated | TooSlow]) -> str:
 
 
 def _check_memory(scenario: Scenario, limit_nbytes: float) -> None:
-    """Refuse a limit of memory that is counted in part only.
-
-    Raises:
-        ScenarioError: See above.
-    """
+    """Refuse a limit of memory that is counted in part only."""
     in_part = not_counted(scenario.workload)
     if in_part and math.isfinite(limit_nbytes):
         raise ScenarioError(f"{scenario.name}: --memory '{format_nbytes(limit_nbytes)}': {in_part}")
@@ -206,11 +197,7 @@ def usual_global_every(scenario: Scenario, baseline: str | None) -> int:
 
 
 def _check_global_every(scenario: Scenario, global_every: int) -> None:
-    """Refuse periods that do not fit into the steps.
-
-    Raises:
-        ScenarioError: See above.
-    """
+    """Refuse periods that do not fit into the steps."""
     if global_every > scenario.steps:
         raise ScenarioError(
             f"{scenario.name}: --global-every {global_every}: the scenario has {scenario.steps:,} "
@@ -265,9 +252,6 @@ def _baseline_of(scenario: Scenario, name: str | None) -> Schedule:
 
     A scenario without synchronous SGD can still be compared with its default: `sync`. If it was imported from a job
     with a sharded model, `sync` stands for the schedule of the job.
-
-    Raises:
-        ScenarioError: There is none, and the name is not `sync`.
     """
     if name is None:
         return scenario.schedules[0]

@@ -80,13 +80,7 @@ class LateMicroBatches:
 
 
 def undisturbed_passes(base: BaseTimes, job: TracedJob, of: Parts) -> BaseTimes:
-    """Return the times of a step of undisturbed micro-batches, which are rarely all in one step.
-
-    Args:
-        base: Times of an undisturbed step.
-        job: The traced job.
-        of: Its steps.
-    """
+    """Return the times of a step of undisturbed micro-batches, which are rarely all in one step."""
     seconds = _seconds(job, base.micro_batches)
     if base.micro_batches == 1 or not np.isfinite(seconds).all():
         return base

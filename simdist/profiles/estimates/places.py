@@ -57,11 +57,7 @@ class Place:
 
 
 class Places:
-    """Seconds of all steps by place.
-
-    Args:
-        job: The traced ranks and steps.
-    """
+    """Seconds of all steps by place."""
 
     def __init__(self, job: TracedJob) -> None:
         sizes = Counter(len(step.gradient_calls) for each in job.profiles for step in each.steps)

@@ -118,13 +118,7 @@ def sharded_model(sharding: Sharding, base: BaseTimes, *, before_s: float, is_bl
 
 
 def _schedule_of(sharding: Sharding, dtype: DType, *, is_blocking: bool) -> tuple[ShardedSchedule, list[str]]:
-    """Return the schedule of a sharded job, and what of the job it does not have.
-
-    Args:
-        sharding: What the traces show.
-        dtype: Data type of the parameters that ranks keep.
-        is_blocking: The host waits for each collective.
-    """
+    """Return the schedule of a sharded job, and what of the job it does not have."""
     first = sharding.usual[0]
     last = sharding.usual[-1]
     settings: dict[str, object] = {}

@@ -101,11 +101,7 @@ class Straggler:
         return np.asarray(self.seconds + self.growth_s * (steps - steps.mean()))
 
     def when(self, n_steps: int) -> str:
-        """Return the steps, in words.
-
-        Args:
-            n_steps: Number of traced steps.
-        """
+        """Return the steps, in words."""
         is_run = self.steps[-1] - self.steps[0] + 1 == len(self.steps)
         if self.kind == "persistent" and len(self.steps) == n_steps:
             return "every step"
@@ -202,12 +198,7 @@ class Noise:
 
 
 def find_stragglers(delays: DelayTable, layout: RankLayout) -> tuple[Straggler, ...]:
-    """Return the stragglers, persistent ones first, each kind by size; of equal size, longer bursts first.
-
-    Args:
-        delays: Delays of the traced ranks.
-        layout: The nodes of ranks.
-    """
+    """Return the stragglers, persistent ones first, each kind by size; of equal size, longer bursts first."""
     found: list[Straggler] = []
     for channel in delays.of:
         found += _by_node(_growing(delays, channel), delays.ranks, layout)
@@ -309,13 +300,7 @@ def without(delays: DelayTable, stragglers: Sequence[Straggler]) -> dict[Channel
 def without_common(
     of: dict[Channel, Floats], common: Sequence[CommonDelay], steps: Sequence[int]
 ) -> dict[Channel, Floats]:
-    """Return delays `[n_steps, n_ranks]` without the part that all ranks have at once.
-
-    Args:
-        of: Channel -> seconds.
-        common: Delays of all ranks.
-        steps: Number of each row's step.
-    """
+    """Return delays `[n_steps, n_ranks]` without the part that all ranks have at once."""
     kept = {channel: seconds.copy() for channel, seconds in of.items()}
     for each in common:
         rows = [steps.index(step) for step in each.steps]

@@ -129,14 +129,7 @@ def _of_traces(job: TracedJob) -> list[Tensor]:
 def _real(
     tensors: Sequence[Tensor], buckets: Sequence[int], base: BaseTimes, is_given: bool
 ) -> tuple[list[Tensor], list[str]]:
-    """Return the tensors with backward seconds that add up to the time of each bucket; None if they do not fit.
-
-    Args:
-        tensors: In forward order.
-        buckets: Elements of each bucket, in the order in which the buckets become ready; empty if there are none.
-        base: Undisturbed times.
-        is_given: The user gave the tensors and gets an error if they do not fit.
-    """
+    """Return the tensors with backward seconds that add up to the time of each bucket; None if they do not fit."""
     total = sum(tensor.count for tensor in tensors)
     seen = sum(buckets)
     if buckets and total != seen:

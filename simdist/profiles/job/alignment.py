@@ -73,9 +73,6 @@ def _by_clock(
 
     If all steps are alike, only the clock shows which steps are the same. Different hosts with the same name may have
     slightly different clocks.
-
-    Raises:
-        TraceError: No steps of the two ranks are at the same time.
     """
     found = {}
     for each in range(shift - _FARTHEST, shift + _FARTHEST + 1):
@@ -101,10 +98,6 @@ def _error(ends_s: Mapping[int, float], reference_s: Mapping[int, float]) -> int
     """Return the offset of a rank's step numbers; 0 unless another offset agrees much better.
 
     The mean deviation decides: with the right pairing even the ends of unusual steps agree.
-
-    Args:
-        ends_s: Step number -> time at which its collectives ended on the rank.
-        reference_s: The same for another rank.
     """
     noise_s = {}
     for shift in range(-_FARTHEST, _FARTHEST + 1):

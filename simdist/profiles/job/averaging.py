@@ -28,10 +28,6 @@ _Group = tuple[int, ...]
 def one_group(profiles: Sequence[RankProfile], world_size: int) -> tuple[list[RankProfile], int, list[str]]:
     """Return the ranks that average gradients with each other, numbered from 0, and their number.
 
-    Args:
-        profiles: One per rank. Each states its rank.
-        world_size: Ranks of the whole job.
-
     Returns:
         The profiles, the number of ranks, and the assumptions.
 

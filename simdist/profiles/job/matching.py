@@ -323,11 +323,6 @@ def in_turn_s(matched: Matched, clocks: RankClocks, n_steps: int) -> float:
     """Return the seconds of a step that ranks wait in turn by noise, mean.
 
     It is 0 if not all ranks take part in all exchanges, one after the other and equally many in each step.
-
-    Args:
-        matched: The exchanges of all ranks.
-        clocks: Corrects the clocks of ranks.
-        n_steps: Traced steps.
     """
     arrival_s = clocks.corrected_s(matched.arrival_s)
     end_s = clocks.corrected_s(matched.end_s)

@@ -102,11 +102,7 @@ class RankEvents:
 
 
 def rank_events(batches: Iterable[Sequence[Event]]) -> RankEvents:
-    """Read all events once and keep the relevant parts.
-
-    Args:
-        batches: Events in any order.
-    """
+    """Read all events once and keep the relevant parts."""
     reading = _Reading()
     for batch in batches:
         reading.read(batch)

@@ -170,12 +170,7 @@ def issued_of(trace: RankEvents, borders_s: Floats) -> dict[CollectiveKind, floa
 
 
 def _ranks_of_group(header: Header, n_ranks: int | None) -> tuple[int, ...] | None:
-    """Return the ranks of the only process group, or of the only one with this number of ranks; None if several may be.
-
-    Args:
-        header: States the groups, or only the number of ranks of the job.
-        n_ranks: Of the group; None if the trace does not show it.
-    """
+    """Return the ranks of the only process group, or of the only one with `n_ranks`; None if several may be."""
     fitting = [each for each in header.groups if n_ranks in (None, len(each or ()))]
     if len(header.groups) == 1:
         fitting = list(header.groups)

@@ -50,13 +50,7 @@ def cpu_run(host: HostRun, windows: Sequence[Window]) -> DeviceRun:
 
 
 def _phases(host: HostRun, waits: list[PhaseSpan], edges_s: tuple[float, float]) -> Phases:
-    """Return the phase of each instant.
-
-    Args:
-        host: Work of the host.
-        waits: When it waited for collectives.
-        edges_s: Beginning and end of the time in question.
-    """
+    """Return the phase of each instant."""
     spans = host_spans(host)
     updates = [span for span in spans if span.phase == StepPhase.OPTIMIZE]
     others = [span for span in spans if span.phase != StepPhase.OPTIMIZE]

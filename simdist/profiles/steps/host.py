@@ -41,13 +41,7 @@ class Passes:
 
 @dataclass(frozen=True, slots=True)
 class HostRun:
-    """All work of a rank's host.
-
-    Args:
-        trace: The trace of the rank.
-        own: Events of the main thread.
-        passes: The backward passes.
-    """
+    """All work of a rank's host."""
 
     trace: RankEvents
     own: EventColumns

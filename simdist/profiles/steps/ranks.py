@@ -23,9 +23,6 @@ from simdist.settings.units import format_seconds
 def profile_rank(path: Path) -> RankProfile:
     """Read one rank's trace.
 
-    Args:
-        path: The trace, plain or compressed with gzip.
-
     Raises:
         TraceError: Nothing of a training step can be learned from it.
     """

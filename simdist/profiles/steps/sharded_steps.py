@@ -56,14 +56,7 @@ class _Units:
 def with_units(
     host: HostRun, run: DeviceRun, spans: Sequence[StepSpan], steps: Sequence[RankStep]
 ) -> Sequence[RankStep]:
-    """Return the steps of a sharded model with marks, and all others as they are.
-
-    Args:
-        host: Work of the host.
-        run: Work of the device.
-        spans: The span of each step.
-        steps: The steps.
-    """
+    """Return the steps of a sharded model with marks, and all others as they are."""
     if not any(call.kind == "all_gather" for step in steps for call in step.calls):
         return steps
     units = _Units.of(host.trace)

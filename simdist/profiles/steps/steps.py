@@ -237,11 +237,6 @@ def _held_s(phases: Phases, calls: tuple[TracedCollective, ...], cuts_s: Floats)
     """Return how long the host held the device up, divided by the work that the device did next.
 
     If a wait for a gradient collective follows, the host was late to hand over that bucket.
-
-    Args:
-        phases: Phases of all steps.
-        calls: Calls of this step.
-        cuts_s: When each bucket was ready, and the borders of the step.
     """
     n_buckets = len(cuts_s) - 1
     held_s = np.zeros(n_buckets + 2)

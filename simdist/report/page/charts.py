@@ -50,12 +50,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class BarGroup:
-    """Bars below a common label.
-
-    Args:
-        label: Of the bars.
-        bars: From top to bottom.
-    """
+    """Bars below a common label."""
 
     label: str
     bars: tuple[Bar, ...]

@@ -94,11 +94,7 @@ def varying_fields(columns: Sequence[str], choices: Sequence[Sequence[Choice | N
 
 
 def _case_field(cases: Sequence[str]) -> VaryingField:
-    """Return the cases as a field.
-
-    Args:
-        cases: Of each point.
-    """
+    """Return the cases as a field."""
     texts = tuple(dict.fromkeys(cases))
     return VaryingField(_CASE, _CASE, texts, None, tuple(map(texts.index, cases)))
 

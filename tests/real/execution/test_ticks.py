@@ -12,11 +12,14 @@ from traces import plan_of
 pytest.importorskip("torch")
 from engine_runs import fast
 
+from real.collectives.worlds import check_order_of_issue
 from real.execution.ticks import Ticks
 from real.recording.timing import now_s
 from simdist.cost import Costs, Local, price
+from simdist.errors import RunError
 from simdist.plan import AllReduce, Backward, Delay, Instance, Plan, Tick, Wait
 from simdist.plan.group import Group
+from simdist.plan.lanes import AVERAGE
 from simdist.plan.ops import tick_s
 from simdist.plan.walk import walk
 from simdist.scenario.cluster import Cluster, Link
@@ -134,3 +137,16 @@ def test_a_run_waits_for_the_tick_after_what_the_host_has_waited_for() -> None:
 def test_who_never_ticks_is_known() -> None:
     assert ticks_of(plan_of((*BACKWARD, TICK), world_size=2))
     assert not ticks_of(plan_of(BACKWARD, world_size=2))
+
+
+def test_nccl_is_not_given_collectives_of_two_streams_by_threads_that_take_turns_by_chance() -> None:
+    everyone = Group(2)
+    one_stream = (*BACKWARD, TICK, AllReduce("grad.0", everyone))
+    two_streams = (*one_stream, AllReduce("param", everyone, lane=AVERAGE))
+    alone = (*one_stream, AllReduce("param", Group(1), lane=AVERAGE))
+    without_ticks = tuple(op for op in two_streams if op is not TICK)
+    for step in (one_stream, alone, without_ticks):
+        check_order_of_issue(plan_of(step, world_size=2), "nccl")
+    check_order_of_issue(plan_of(two_streams, world_size=2), "gloo")
+    with pytest.raises(RunError, match="has ticks, and collectives on the streams comm and average: threads would"):
+        check_order_of_issue(plan_of(two_streams, world_size=2), "nccl")

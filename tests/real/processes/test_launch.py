@@ -52,6 +52,24 @@ def meet_again() -> None:
     meet()
 
 
+def meet_over_nccl() -> None:
+    """Pretend that the rank has a GPU and NCCL; print what its process group is given."""
+    make = dist.init_process_group
+    launch.gpu_of = lambda here: f"GPU of rank {here.rank}"
+    launch._n_gpus = lambda: 1
+    dist.is_nccl_available = lambda: True
+    torch.cuda.set_device = lambda device: None
+
+    def init_process_group(kinds: str, *, device_id: object = None, **given: object) -> None:
+        print(kinds, device_id)
+        make("gloo", **given)
+
+    dist.init_process_group = init_process_group
+    for backend in ("auto", "gloo"):
+        with connect(backend=backend, timeout_s=START_S):
+            pass
+
+
 def disagree(stray: int) -> None:
     with connect(timeout_s=20.0) as connection:
         connection.agree("plan", "other" if connection.place.rank == stray else "usual")
@@ -161,6 +179,30 @@ def test_ranks_with_a_gpu_each_take_nccl_and_ranks_that_share_one_take_gloo(gpus
     assert launch.backend_and_device(here, "auto", "auto", own_gpus=False) == ("gloo", only)
     with pytest.raises(RunError, match="nccl needs a GPU for each rank, found 1 GPUs for 4 ranks on this machine"):
         launch.backend_and_device(here, "nccl", "auto", own_gpus=False)
+
+
+def test_nccl_takes_a_gpu_that_ranks_share_if_the_user_and_the_release_let_it(
+    gpus: Callable[[list[str]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus(["shared"])
+    here, shared = RankPlace(1, 2, 1, 2), torch.device("cuda", 0)
+    release = [2, 30, 3]
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: tuple(release))
+    monkeypatch.setenv(launch.SHARES_GPU, "1")
+    assert launch.backend_and_device(here, "nccl", "auto", own_gpus=False) == ("nccl", shared)
+    assert launch.backend_and_device(here, "auto", "auto", own_gpus=False) == ("gloo", shared)
+    release[1] = 29
+    with pytest.raises(RunError, match="nccl needs a GPU for each rank"):
+        launch.backend_and_device(here, "nccl", "auto", own_gpus=False)
+    release[1] = 30
+    monkeypatch.setenv(launch.SHARES_GPU, "0")
+    with pytest.raises(RunError, match="nccl needs a GPU for each rank"):
+        launch.backend_and_device(here, "nccl", "auto", own_gpus=False)
+
+
+def test_nccl_is_bound_to_the_gpu_of_the_rank_and_gloo_to_none() -> None:
+    (ending,) = run(meet_over_nccl, 1).values()
+    assert ending.output == "cpu:gloo,cuda:nccl cuda:0\ngloo None\n"
 
 
 def test_missing_variables_are_named_with_the_way_to_start() -> None:

@@ -607,7 +607,7 @@ MACHINES = st.fixed_dictionaries(
         "host_bridge_Bps": st.sampled_from([math.inf, 6e9]),
         "oversubscription": st.sampled_from([1, 3]),
         "in_switch_reduction": st.booleans(),
-        "collective_overhead_s": st.sampled_from([0.0, 1e-5]),
+        "overhead_s": st.sampled_from([0.0, 1e-5]),
         "rails": st.booleans(),
     }
 )
@@ -623,7 +623,7 @@ def test_groups_that_look_alike_cost_to_the_bit_what_they_cost_one_by_one(case, 
     machines |= leaves or {}
     if has_host and cluster.collectives.library == "gloo":
         host = {"handover_s": 1e-5, "collective_s": 2e-5, "copy_Bps": 3e9}
-        machines = machines | {"host": host, "cores_per_node": 2, "host_reduction_Bps": 5e9}
+        machines = machines | {"host": host, "cores_per_node": 2, "reduction_Bps": 5e9}
     cluster = Cluster.model_validate(dict(cluster) | grouped(machines | {"library": cluster.collectives.library}))
     _, found, cost = priced(op, cluster, count)
     with pytest.MonkeyPatch.context() as patch:

@@ -215,7 +215,7 @@ def test_overhead_of_a_collective_counts_once_and_not_for_a_single_member(algori
     for size, expected_s in ((4, 0.25), (1, 0.0)):
         op = AllReduce("whole", Group(size), algorithm=algorithm)
         _, _, plain = cost_of(op, whole_and_slice(4), nodes(4))
-        _, _, cost = cost_of(op, whole_and_slice(4), nodes(4, collective_overhead_s=0.25))
+        _, _, cost = cost_of(op, whole_and_slice(4), nodes(4, overhead_s=0.25))
         assert cost.alone_s - plain.alone_s == pytest.approx(expected_s)
 
 

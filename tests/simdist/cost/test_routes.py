@@ -124,7 +124,7 @@ def clusters(draw, nodes, gpus):
         "host_bridge_Bps": draw(st.sampled_from([np.inf, 6e9])),
         "oversubscription": draw(st.sampled_from([1, 3])),
         "in_switch_reduction": draw(st.booleans()),
-        "collective_overhead_s": draw(st.sampled_from([0.0, 1e-5])),
+        "overhead_s": draw(st.sampled_from([0.0, 1e-5])),
         "library": library,
     }
     if draw(st.booleans()):
@@ -138,7 +138,7 @@ def clusters(draw, nodes, gpus):
     more |= {"rails": draw(st.booleans())}
     if library == "gloo" and draw(st.booleans()):
         more |= {"host": {"handover_s": 1e-5, "collective_s": 2e-5, "copy_Bps": 3e9}}
-        more |= {"cores_per_node": 2, "host_reduction_Bps": 5e9}
+        more |= {"cores_per_node": 2, "reduction_Bps": 5e9}
     fabric, network = draw(LINKS), draw(LINKS)
     return Cluster(nodes=nodes, gpus_per_node=gpus, fabric=fabric, network=network, **grouped(more))
 

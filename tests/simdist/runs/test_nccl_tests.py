@@ -155,7 +155,7 @@ def test_a_table_of_a_cluster_gives_its_efficiency_and_latency_back(op):
 
 def test_in_one_node_a_table_gives_the_fabric_and_the_overhead():
     fabric = preset("dgx-a100").fabric.model_copy(update={"efficiency": 0.5})
-    truth = preset("dgx-a100", nodes=1, fabric=fabric, uncertain={}, collective_overhead_s=11e-6)
+    truth = preset("dgx-a100", nodes=1, fabric=fabric, uncertain={}, overhead_s=11e-6)
     rows = [(nbytes, simulated_s(truth, "all_reduce", nbytes)) for nbytes in (8, 2**33)]
     table = parse_nccl_table(output(rows, nodes=1), name="t.txt")
     found, _ = fitted(table, placed(table, preset("dgx-a100"), nodes=None, gpus_per_node=None))

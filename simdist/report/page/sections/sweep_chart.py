@@ -32,13 +32,7 @@ _MetricUnit: TypeAlias = Literal["factor", "seconds", "share"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A quantity that a reader can choose.
-
-    Args:
-        key: In the data.
-        name: For people.
-        unit: Unit of its numbers.
-    """
+    """A quantity that a reader can choose."""
 
     key: str
     name: str
