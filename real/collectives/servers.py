@@ -9,8 +9,7 @@ number of messages. If all messages were sent at once, they would share the link
 so the slowest would hold up all.
 
 **Order.** Receives are posted before sends. gloo tells a sender that the receive is ready over the connection on which
-it also sends data. Behind data, this message would arrive late, and the connection would carry data in only one
-direction.
+it also sends data. Behind data, this message would arrive late.
 
 **Pieces.** A server does not have room for the parts of all members. It receives a piece from each member, and adds
 these up before the next piece.

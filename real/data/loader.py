@@ -208,8 +208,7 @@ class LoadCounts:
 
     Args:
         n_samples: int64 `[len(LEVELS)]`, samples that came from each level.
-        nbytes: int64 `[len(LEVELS)]`, bytes of files from disk and storage, and of decoded samples from memory and
-            peers.
+        nbytes: int64 `[len(LEVELS)]`, bytes of files from disk and storage, else of decoded samples.
         n_elsewhere: Samples that came from another level than planned.
         n_not_kept: Samples for which memory had no room.
     """
@@ -334,8 +333,7 @@ class Loader(AbstractContextManager["Loader"]):
             Samples and bytes by level.
 
         Raises:
-            RunError: A sample cannot be read (the error names it), the run has failed elsewhere, or the time limit has
-                passed.
+            RunError: A sample cannot be read (the error names it), the run has failed elsewhere, or took too long.
         """
         batch = self._agenda.advance(number)
         self._number = number
@@ -365,8 +363,7 @@ class Loader(AbstractContextManager["Loader"]):
     def _leave_all(self) -> None:
         """Perform the remaining evictions if no rank of the node reads any more.
 
-        Ranks of other nodes may still request these samples. Then they read them from elsewhere, because this node is
-        about to end.
+        Ranks of other nodes may still request these samples. Then they read them elsewhere.
         """
         n_read = self._number + 1
         if self._board.slowest() >= n_read > 0 and self._agenda.is_over():

@@ -42,8 +42,7 @@ class Binding:
 
     Args:
         plan: The plan. Its buffers state their tensors.
-        module: The module, already on the device of `memory`. If `memory` is stacked, all shapes begin with its
-            `n_ranks`.
+        module: The module, already on the device of `memory`. Shapes begin with `n_ranks` if it is stacked.
         memory: The parameter and gradient buffers of the plan.
         rank: This rank. It decides which slices of a sharded model the memory holds.
 

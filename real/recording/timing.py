@@ -89,8 +89,7 @@ def give_way() -> None:
     """Give the calling thread a lower priority than its parent under real-time scheduling; else do nothing.
 
     A thread that wakes up does not interrupt another one of its priority. So if one machine emulates several, a thread
-    that decodes for 10 ms blocks threads that should compute or communicate meanwhile. On separate machines, each would
-    have its own core.
+    that decodes for 10 ms blocks threads that should compute or communicate meanwhile.
     """
     if sys.platform != "linux" or os.sched_getscheduler(0) not in (os.SCHED_RR, os.SCHED_FIFO):
         return

@@ -15,8 +15,7 @@ sharing links. It holds whole microseconds, so `simdist_duration_s` has the exac
 
 `comm_size` follows the convention of its consumers: the whole buffer, but for an all-gather the part of one rank. A
 sparse buffer is an all-gather of its values and indices, `k * (4 + 4)` bytes per rank, because traces have no other
-sparse payload. `tensor_size` is the bytes of the buffers that an operation reads and writes. Activations are not
-buffers.
+sparse payload. `tensor_size` is the bytes of the buffers that an operation reads and writes.
 """
 
 import json

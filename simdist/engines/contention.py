@@ -1,7 +1,6 @@
 """Transfers that share links, for the recurrence of `simdist.engines.recurrence`: when does each group end?
 
-The recurrence goes through a plan in program order. It asks here for the ends of an operation, given the starts of its
-groups.
+The recurrence goes through a plan in program order. It asks here for the ends of an operation's groups.
 
 **A common start.** Groups that share links, directly or through others, and start together on idle links take seconds
 that the fluid network gives once, in advance.

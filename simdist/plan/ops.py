@@ -111,8 +111,7 @@ class Copy:
     Args:
         src: Buffer to copy.
         dst: Its copy.
-        by: Only the first member of each of these groups copies. The copy may then be read only by a `Save` with the
-            same `by`.
+        by: Only the first member of each of these groups copies. Only a `Save` with the same `by` may read it.
     """
 
     src: str
@@ -221,8 +220,7 @@ class Servers:
 
     Args:
         parts: Elements of the buffer that each server holds, in order.
-        members: Member of the group that each server is. If empty, each server is a machine of its own, beside the
-            ranks.
+        members: Member of the group that each server is. Empty: servers are machines of their own.
     """
 
     parts: tuple[int, ...]

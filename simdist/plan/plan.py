@@ -82,13 +82,11 @@ class Buffer:
         name: Unique in the plan, such as `grad.3`.
         count: Elements. Of a sparse buffer, its values; it holds as many indices.
         dtype: Element type.
-        tensors: Half-open range of the model's tensors, in forward order, that the buffer holds data of; None for other
-            data.
+        tensors: Half-open range of the model's tensors that the buffer holds data of; None for other data.
         place: Memory that holds it.
         sparse: It holds `count` values and `count` int32 indices.
         initialized: It has contents before the first step (parameters, residuals, data in memory).
-        padding: Number of elements at the end that belong to no tensor. They fill the buffer up to a multiple of a
-            group.
+        padding: Number of elements at the end that belong to no tensor.
         sharded_over: Groups whose members hold one slice each: member j holds the j-th of `size` equal slices of the
             tensors, which are padded to a multiple of it. `count` is that of a slice.
     """
@@ -142,8 +140,7 @@ class Dataset:
         seed: Seed of the shuffling.
         disk_nbytes: Capacity of a node's disk; None: unlimited.
         memory_nbytes: Capacity of a node's memory; None: unlimited.
-        eviction: Policy of a level that is full. `none`: it keeps its samples; `lru`: it evicts the least recently used
-            sample.
+        eviction: Policy of a level that is full. `lru` evicts the least recently used sample.
         warm: The disks start with the files that an earlier run of this plan left.
         readers: Files that a rank reads at the same time.
         decoders: Samples that a rank decodes at the same time.

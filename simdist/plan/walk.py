@@ -47,8 +47,8 @@ class Instance:
         position: Place in the step's body.
         op: The operation.
         lane: Where it runs.
-        after: Indices of the instances on other lanes, or on the host, that it waits for. Its predecessor on its own
-            lane is implied.
+        after: Indices of the instances on other lanes, or on the host, that it waits for. Its predecessor on its lane
+            is implied.
     """
 
     index: int

@@ -129,6 +129,8 @@ class Device(Settings):
         orthonormalize_s: Seconds to make one column of a factor orthogonal to those before, and of length 1; if absent
             as memory traffic alone.
         floors: The least seconds of an operation, however few bytes it moves.
+        select_kernels_from: Elements of a vector from which the kernels of `real.kernels` select its largest entries
+            faster than `torch.topk`, which serves shorter ones; if absent not measured.
     """
 
     name: str = ""
@@ -140,6 +142,7 @@ class Device(Settings):
     compute_capability: Annotated[Factor, Field(ge=3, lt=20)] | None = None
     orthonormalize_s: Annotated[Seconds | None, Field(exclude_if=lambda seconds: seconds is None)] = None
     floors: Annotated[DeviceFloors, Field(exclude_if=lambda floors: floors == DeviceFloors())] = DeviceFloors()
+    select_kernels_from: Annotated[Count | None, Field(exclude_if=lambda count: count is None)] = None
 
     @property
     def generation(self) -> Generation | None:

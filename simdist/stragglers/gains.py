@@ -168,8 +168,7 @@ def find_gains(
     """Simulate schedules under the disturbances of a scenario, and compare them with a baseline.
 
     Args:
-        scenario: Its recordings are resampled. Other disturbances are drawn for each run. Its seed is that of the first
-            run.
+        scenario: Its recordings are resampled. Other disturbances are drawn for each run.
         schedules: Schedules to compare with `baseline`.
         baseline: The job's own schedule.
         n_runs: Runs of each schedule.

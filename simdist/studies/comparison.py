@@ -102,8 +102,7 @@ class Row:
         Columns:
             schedule, engine (str): Label; `fast` or `des`.
             speedup (float): Step time of the baseline / of this schedule.
-            step_s_ci95, speedup_ci95 (list or null): `[low, high]`, the 95 % confidence interval over seeds, if
-                several.
+            step_s_ci95, speedup_ci95 (list or null): `[low, high]`, 95 % confidence intervals over seeds.
             step_s, compute_s, comm_s, wait_s, io_s, host_s (float): Times per step.
             seeds (int): Number of seeds.
             epochs (list): Only with a data set: "An epoch of a schedule".

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 class PeerArrivals:
     """The peers of one rank, as far as the rank meets them.
 
-    The n collectives of the rank are numbered in program order. End 0 is the start of the run, end i + 1 is that of
-    collective i.
+    The n collectives of the rank are numbered in program order. End 0 starts the run, end i + 1 is of collective i.
 
     Args:
         rank: The rank.

@@ -234,8 +234,7 @@ def permits(known: Collection[str]) -> dict[str, Permit]:
 def own_choices(kind: str, scenario: Scenario, described: Job, extras: Extras) -> tuple[Axis, ...]:
     """Return the axes that may vary in schedules of a kind: those that it declares, as far as permitted.
 
-    They also take the values of the scenario's own schedules of the kind. A required field without an axis takes only
-    these.
+    They also take the values of the scenario's own schedules of the kind.
 
     Raises:
         ScenarioError: `only` names the kind, and a required field has no known value.

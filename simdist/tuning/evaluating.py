@@ -434,8 +434,7 @@ def chosen(runs: Runs, found: Sequence[Finalist], *, baseline: Schedule) -> Fina
     """Return the finalist that was fastest in the search, unless another is clearly faster with fresh seeds.
 
     Among equally fast ones, it is the one with the fewest changes. Schedules of the baseline's kind, which learn as
-    much per step, come first. Choosing the fastest with fresh seeds would again select by the numbers that are then
-    reported.
+    much per step, come first.
 
     Args:
         runs: The runs of the finalists.

@@ -107,8 +107,7 @@ class Raced:
 
         Columns:
             verdict, outcome (str): What to do, and `change`, `stay` or `unsure`.
-            n_entrants, n_fell (int): Candidates with different learning; those eliminated before another one reached
-                the target.
+            n_entrants, n_fell (int): Candidates with different learning; those eliminated early.
             n_steps, n_exhaustive_steps (int): Steps trained, and steps of training all candidates to the end.
             entries (str or null): Schedule to change to, and other changes, as in a scenario.
         """

@@ -49,10 +49,8 @@ class UntracedWaits:
     """Waiting for untraced ranks, as far as it can be separated from the links.
 
     Args:
-        alone_s: Upper bound of the duration of each collective without this waiting, `[n_calls]`; meaningless if all
-            members were traced.
-        late_s: Lower bound of the time that the traced ranks waited in each step after the last of them had arrived,
-            `[n_steps]`.
+        alone_s: Upper bound of the duration of each collective without this waiting, `[n_calls]`.
+        late_s: Lower bound of the time that the traced ranks waited in each step for others, `[n_steps]`.
         behind_s: How much later than a typical traced rank the last traced rank arrived at the first of these
             collectives, `[n_steps]`; 0 without such collectives.
         is_comparable: There were collectives to compare.
