@@ -5,8 +5,8 @@ allocated before its size has been compared with the available memory: a plan ma
 
 Collectives need memory besides the buffers. It is kept from call to call, because the kernel allocates fresh memory
 page by page, at the first access. For a tensor of many megabytes, that is a page fault for every 4 KiB, which takes as
-long as sending them over the network. Allocators return large blocks to the kernel, so a new tensor in every step would
-pay this cost in every step.
+long as sending them over the network. Allocators return large blocks to the kernel, so new tensors pay this in every
+step.
 """
 
 import copy

@@ -1,7 +1,6 @@
 """A program without a model: it sleeps for the duration of each operation in the scenario.
 
-So communication, waiting and stragglers can be measured on machines without GPUs, with many ranks on few cores, because
-a sleeping rank needs no core.
+So communication, waiting and stragglers can be measured on machines without GPUs, with many ranks on few cores.
 """
 
 import threading

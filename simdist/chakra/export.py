@@ -1,8 +1,7 @@
 """A plan as execution traces: the operations of each rank, step by step, without loops.
 
 Each operation of a step becomes a node. Its `data_deps` are the previous operation on its stream and the dependencies
-from `simdist.plan.walk`. So a consumer that follows dependencies keeps the order of the plan, and all ranks reach their
-collectives in the same order.
+from `simdist.plan.walk`. So a consumer that follows dependencies keeps the order of the plan.
 
     compute stream      COMP, is_cpu_op false
     comm stream         COMM_COLL, is_cpu_op false; copies into fusion buffers and the like are COMP

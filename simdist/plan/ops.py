@@ -294,8 +294,7 @@ class Server:
 class Reduce:
     """Replace `buffer` on member number `root` of each group by the reduction over the group.
 
-    With `server` it is a push to that parameter server, which is the root or stands in for the root. Its lane is then
-    `push_to` that server.
+    With `server` it is a push to that parameter server, on the lane `push_to` that server.
     """
 
     buffer: str

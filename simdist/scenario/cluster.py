@@ -272,8 +272,7 @@ class Disk(Settings):
         write_Bps: Bytes per second written.
         latency_s: Seconds per file.
         operations_per_s: Files per second that are read or written, shared by the ranks of the node. If absent, a disk
-            with the latency of a hard disk does 1 / `latency_s`, because its heads move for one file at a time. A
-            faster one does any number.
+            with the latency of a hard disk does 1 / `latency_s`. A faster one does any number.
         capacity_nbytes: Bytes that it keeps at most; unlimited if absent.
         source: Where the numbers are from.
     """

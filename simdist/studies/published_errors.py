@@ -138,8 +138,7 @@ def _interpolated(values: tuple[float, ...], place: float) -> float:
 def doubts_of(scenario: Scenario, table: _Table | None = None) -> tuple[Doubt, ...]:
     """Return the doubts of the kinds of step that a scenario takes.
 
-    A scenario takes all its numbers as exact if it has neither ranges nor interference. A cluster without known GPUs is
-    like no published row.
+    A scenario takes all its numbers as exact if it has neither ranges nor interference.
 
     Args:
         scenario: The scenario.
