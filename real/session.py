@@ -38,8 +38,7 @@ class Recording:
 
     Args:
         folder: Has a file for each rank.
-        by_all: Each rank must reach the folder. Otherwise only rank 0 must, and a rank that does not reach the folder
-            keeps its times in memory.
+        by_all: Each rank must reach the folder. Otherwise only rank 0 must, others keep their times in memory.
     """
 
     folder: Path

@@ -1,13 +1,12 @@
 """One tensor per buffer of a plan.
 
 A dense buffer is a flat tensor; a sparse one is a pair of `count` values and `count` int32 indices. No buffer is
-allocated before its size has been compared with the available memory, because a plan may be a file from an untrusted
-source.
+allocated before its size has been compared with the available memory: a plan may be an untrusted file.
 
 Collectives need memory besides the buffers. It is kept from call to call, because the kernel allocates fresh memory
 page by page, at the first access. For a tensor of many megabytes, that is a page fault for every 4 KiB, which takes as
-long as sending them over the network. Allocators return large blocks to the kernel, so a new tensor in every step would
-pay this cost in every step.
+long as sending them over the network. Allocators return large blocks to the kernel, so new tensors pay this in every
+step.
 """
 
 import copy

@@ -4,8 +4,7 @@ They need only the buffers, so all programs perform them in the same way.
 
 **Ranks agree.** Ranks must compute equal results from equal data, or their parameters would drift apart. So values with
 equal indices are summed in a fixed order, although a GPU scatters in any order. A merge sorts them first. Gathered
-entries are scattered slice by slice. The selection of one rank contains no index twice, so the order within a slice
-does not matter.
+entries are scattered slice by slice. The selection of one rank contains no index twice, so their order does not matter.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,8 +33,7 @@ def transform(memory: Memory, op: Transform, *, step: int, rank: int) -> None:
     Args:
         memory: The buffers of the operation.
         op: The operation.
-        step: Together with the rank, the seed of selections that sample. So a resumed run continues like an
-            uninterrupted one.
+        step: Together with the rank, the seed of selections that sample. So a resumed run continues alike.
         rank: Rank of the buffers; of stacked ranks, the first one.
     """
     match op:
