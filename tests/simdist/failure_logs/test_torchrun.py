@@ -180,6 +180,13 @@ def test_a_start_that_failed_is_no_interruption(tmp_path):
     assert any("1 rendezvous failed" in note for note in found.notes)
 
 
+def test_a_job_that_hung_from_its_start_is_a_start_that_failed(tmp_path):
+    hang = watchdog("0301 00:10:01.000000000", 0, 600_900)
+    found = read(tmp_path, log(rendezvous(0), hang, failed(602, -6), rendezvous(700), f"{stamp(7900)} x"))
+    assert (found.interruptions, found.not_counted) == ((), {"failed in the first minute": 1})
+    assert found.exposure.job_s == pytest.approx(7200.1)
+
+
 @pytest.mark.parametrize(
     ("said", "cause"),
     [
