@@ -234,6 +234,7 @@ class _Run:
     corrupt: list[tuple[Failure, int, int]] = field(default_factory=list)
     absent: dict[int, int] = field(default_factory=dict)
     to_replace: list[Failure] = field(default_factory=list)
+    all_there_s: float = 0.0
     n_timers: int = 0
     n_attempts: int = 0
     n_repeated: int = 0
@@ -454,12 +455,17 @@ class _Run:
         self._set_pace()
 
     def _recovery(self, failure: Failure) -> Iterator[TimedPart]:
-        """Yield the parts of a recovery."""
-        recovery = self.failures.recovery
+        """Yield the parts of a recovery of all ranks, which waits for all nodes."""
         self.to_replace.append(failure)
         yield from parts_of.finding(self.failures, failure)
-        yield "infrastructure_recovery", max(map(self._replaced, self.to_replace))
+        replaced_s = max(map(self._replaced, self.to_replace))
         self.to_replace.clear()
+        yield "infrastructure_recovery", max(replaced_s, self.all_there_s - self.steps.now_s)
+        yield from self._starting(failure)
+
+    def _starting(self, failure: Failure) -> Iterator[TimedPart]:
+        """Yield the parts from the moment when all nodes are there."""
+        recovery = self.failures.recovery
         files = self.job.checkpoints
         load_s = recovery.load_s if recovery.load_s is not None else files.load_s if files else 0.0
         starting = parts_of.starting(recovery, self.job.n_ranks, load_s if self.steps.done else 0.0)
@@ -601,7 +607,11 @@ class _Run:
 
     def _return_later(self, failure: Failure) -> None:
         """Begin the recovery of the replicas that a failure hit, beside the training of the others."""
-        seconds = math.fsum(seconds for _, seconds in self._recovery(failure))
+        there_s = math.fsum(seconds for _, seconds in parts_of.finding(self.failures, failure)) + self._replaced(
+            failure
+        )
+        self.all_there_s = max(self.all_there_s, self.steps.now_s + there_s)
+        seconds = there_s + math.fsum(of_part_s for _, of_part_s in self._starting(failure))
         self.n_timers += 1
         for each in self._replicas(failure):
             self.absent[each] = self.n_timers

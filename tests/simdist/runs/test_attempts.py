@@ -330,14 +330,32 @@ def test_an_announced_replica_leaves_after_the_next_average_and_loses_nothing() 
     assert found.seconds["absent_replicas"] == pytest.approx(32 / 4)  # from 112 s; it is back at 142 s, joins at 144 s
 
 
+def test_a_replica_that_is_lost_again_before_it_is_back_joins_later() -> None:
+    """It would have joined after step 64, and joins after step 80."""
+    lost = at("46.5 s", "61 s", effect="node")
+    recovery = {"schedule": "10 s", "connect": "1 s"}
+    found = suffered(
+        failing(lost, recovery=recovery, on_failure="continue"), job(ranks_per_replica=2, average_every=16)
+    )
+    assert found.seconds["initialization"] == 3.0
+    assert found.seconds["absent_replicas"] == pytest.approx((80 - 32) / 4)
+
+
 def test_a_restart_of_all_ranks_brings_all_replicas_back() -> None:
-    """Software ends all ranks at 52 s, before the others have met without the lost one at step 64."""
+    """Software ends all ranks at 52 s, before the others have met without the lost one at step 64.
+
+    They start when the node is replaced.
+    """
     lost = at("50.5 s", effect="node")
     software = {"effect": "process", "of": "job", "at": ["52 s"]}
-    recovery = {"schedule": "1 h", "detect": "30 s"}
+    recovery = {"schedule": "1 h", "detect": "30 s", "connect": "1 s"}
     failures = failing(lost, software, recovery=recovery, on_failure="continue")
     found = suffered(failures, job(ranks_per_replica=2, average_every=16, checkpoints=Checkpoints(48)))
-    assert (found.n_attempts, found.n_repeated, found.total_s) == (2, 4, 300.0 + 4.0 + 30.0)
+    assert (found.n_attempts, found.n_repeated, found.total_s) == (
+        2,
+        3,
+        51.0 + 3.0 + 300.0 - 51.0 + 2.0 + (50.5 + 3630.0 - 52.0),
+    )
     assert found.n_samples_share == 1.0
 
 
