@@ -239,6 +239,7 @@ def started(
                 if process.pid is not None:
                     process.kill()
                     process.join()
+                    process.close()
 
 
 def _be_rank(words: list[str], module: bool, environ: dict[str, str], output: str) -> None:

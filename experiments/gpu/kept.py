@@ -18,7 +18,7 @@ import common
 sys.path.append(str(common.ROOT / "experiments" / "emulated_cluster"))
 
 SUFFIX = ".tar.xz"  # of the archive beside a file of results
-TICK_S = 2.0**-26  # 15 ns, to which kept times are rounded: they take half the bytes
+TICK_S = 2.0**-24  # 60 ns, to which kept times are rounded: they take half the bytes
 
 
 def keep(part: common.Part, run: Path, name: str) -> common.Row:

@@ -62,7 +62,7 @@ def _measure(part: common.Part, job: jobs.Job, n_ranks: int) -> None:
                 "input": {"source": "memory"},
                 "disturbances": disturbances,
                 "schedules": [each for each in jobs.schedules(n_ranks) if job != LARGE or each["kind"] in FEW],
-                "steps": 4 if part.dry_run else 16,
+                "steps": 4 if part.dry_run else 8 if job == LARGE else 12,
             }
             runs = common.planned(scenario, folder / str(number))
             _ranks(n_ranks, "real", runs, "--program", job.model, *where)

@@ -21,7 +21,7 @@ HERE = ROOT / "experiments" / "gpu"
 
 posix = pytest.mark.skipif(os.name != "posix", reason="ends groups of processes")
 PARTS = {
-    "machine": 'part.emit({"device": "a GPU", "torch": "2"})',
+    "machine": 'part.emit({"device": "a GPU", "gpus": 1, "torch": "2"})',
     "broken": 'part.emit({"n": 1})\n    raise ValueError("it rained")',
     "stuck": 'import os, time\n    part.emit({"pid": os.getpid()})\n    time.sleep(600)',
     "quick": 'part.emit({"n": 1})\n    print("no row")\n    part.emit({"n": 2})',
