@@ -1,14 +1,12 @@
 """A model's parameters and gradients in the buffers of a plan.
 
 After `Binding`, each parameter is a view of a parameter buffer, and gradients are moved into the gradient buckets as
-autograd completes them. So collectives, copies and averages work on whole buffers, and the model, the loss and the
-optimiser stay unchanged.
+autograd completes them. So collectives, copies and averages work on whole buffers, and the model stays unchanged.
 
 **If the loss did not depend on a parameter**, the parameter takes part with negative zeros. Their sum is a negative
 zero only if no rank has added a gradient, not even one of zero. So the optimiser skips parameters that no rank used or
 that were frozen meanwhile, without an additional collective, like DistributedDataParallel (`find_unused_parameters`).
-Parameters that another rank used get its gradient. Compression that leaves out entries makes them zeros: then momentum
-continues.
+Parameters that another rank used get its gradient. Entries that compression leaves out are zeros.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -42,8 +40,7 @@ class Binding:
 
     Args:
         plan: The plan. Its buffers state their tensors.
-        module: The module, already on the device of `memory`. If `memory` is stacked, all shapes begin with its
-            `n_ranks`.
+        module: The module, already on the device of `memory`. Shapes begin with `n_ranks` if it is stacked.
         memory: The parameter and gradient buffers of the plan.
         rank: This rank. It decides which slices of a sharded model the memory holds.
 

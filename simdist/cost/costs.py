@@ -358,7 +358,7 @@ class AlikeTransfers(Sequence[Transfer]):
 
     def __init__(self, alike: Alike, bases: Sequence[Transfer]) -> None:
         self.bases = bases
-        self._alike = alike
+        self.alike = alike
         self._made: dict[int, Transfer] = {}
 
     @overload
@@ -372,33 +372,33 @@ class AlikeTransfers(Sequence[Transfer]):
             return tuple(self[at] for at in range(*number.indices(len(self))))
         number = range(len(self))[number]
         if number not in self._made:
-            base = self.bases[self._alike.base[number]]
-            stages = (replace(stage, resources=self._alike.moved_by(number, stage.resources)) for stage in base.stages)
+            base = self.bases[self.alike.base[number]]
+            stages = (replace(stage, resources=self.alike.moved_by(number, stage.resources)) for stage in base.stages)
             self._made[number] = Transfer(tuple(stages))
         return self._made[number]
 
     def __len__(self) -> int:
-        return len(self._alike.base)
+        return len(self.alike.base)
 
     def __repr__(self) -> str:
         return repr(tuple(self))
 
     def scaled(self, factor: float) -> "AlikeTransfers":
         """Return transfers that take `factor` times as long."""
-        return AlikeTransfers(self._alike, [each.scaled(factor) for each in self.bases])
+        return AlikeTransfers(self.alike, [each.scaled(factor) for each in self.bases])
 
     def used(self) -> Iterator[tuple[NDArray[np.int64], int, Stage, NDArray[np.int64]]]:
         """See `used_by`."""
         for number, base in enumerate(self.bases):
-            groups = np.flatnonzero(self._alike.base == number)
+            groups = np.flatnonzero(self.alike.base == number)
             for at, stage in enumerate(base.stages):
-                yield groups, at, stage, self._alike.moved(number, stage.resources)
+                yield groups, at, stage, self.alike.moved(number, stage.resources)
 
     def alone_s(self, capacity_Bps: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the duration of each if it shares its resources with no other, `[n_groups]`."""
         if all((capacity_Bps[used] == capacity_Bps[used[:1]]).all() for *_, used in self.used()):
             of_bases = np.array([each.alone_s(capacity_Bps) for each in self.bases])
-            return np.asarray(of_bases[self._alike.base])
+            return np.asarray(of_bases[self.alike.base])
         return np.array([transfer.alone_s(capacity_Bps) for transfer in self])
 
 

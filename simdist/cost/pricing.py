@@ -36,6 +36,7 @@ from simdist.plan import Buffer, Plan, ops
 from simdist.plan.first_come import FirstCome, spread_late
 from simdist.plan.group import Group
 from simdist.plan.lanes import Lane
+from simdist.plan.ops import Level
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.workload import Workload
 
@@ -250,15 +251,13 @@ class _Pricing:
             case ops.Load():
                 if self._loads and op.read:
                     return Varying(_EVERY_RANK, self._loads.transfers)
-                latency_s, paths = self._storage(inward=True)
-                return self._shared(latency_s, paths, self._buffer(op.dst).nbytes)
+                return self._request(op.read[0] if op.read else "storage", self._buffer(op.dst).nbytes, inward=True)
             case ops.StageIn():
                 assert self._loads is not None
                 return Shared.of(op.group, self._loads.staging(op), self.capacity_Bps)
             case ops.Save():
-                latency_s, paths = self._disk() if op.to == "disk" else self._storage(inward=False)
                 nbytes = sum(self._buffer(name).nbytes for name in op.srcs)
-                return self._shared(latency_s, paths, nbytes, by=op.by)
+                return self._request(op.to, nbytes, inward=False, by=op.by)
             case ops.Enter() | ops.Delay() | ops.Wait() | ops.Tick():  # ticks: see `simdist.plan.ops`
                 return Local(0.0)
             case _:
@@ -355,8 +354,35 @@ class _Pricing:
         first = replace(transfer.stages[0], latency_s=transfer.stages[0].latency_s + copies_s)
         return Transfer((first, *transfer.stages[1:]))
 
-    def _disk(self) -> tuple[float, NDArray[np.int64]]:
-        """Return the latency and, for each rank, the resources of writing to its node's disk."""
+    def _request(self, level: Level, nbytes: int, *, inward: bool, by: Group = _EVERY_RANK) -> Shared:
+        """Price one read (`inward`) or write of the first rank of each group."""
+        if level == "peer":
+            return self._with_peer(nbytes, inward=inward, by=by)
+        latency_s, paths = self._disk(inward=inward) if level == "disk" else self._storage(inward=inward)
+        return self._shared(latency_s, paths, nbytes, by=by)
+
+    def _with_peer(self, nbytes: int, *, inward: bool, by: Group) -> Shared:
+        """Price a message between the memories of each rank's node and of the next node."""
+        topology = self.topology
+        if topology.n_nodes == 1:
+            raise PlanError(f"plan {self._plan.name} saves to a peer; cluster {self._cluster.name} has one node")
+        ranks = np.arange(topology.world_size)
+        peers = (ranks + topology.ranks_per_node) % topology.world_size
+        src, dst = (peers, ranks) if inward else (ranks, peers)
+
+        def message(pair: NDArray[np.int64]) -> Transfer:
+            return topology.transfer([Messages(pair[:1], pair[1:], nbytes)])
+
+        pairs = np.stack([src, dst], axis=1)
+        if by == _EVERY_RANK:
+            groups = Alike(self.resources, pairs)
+            bases = [message(pairs[first]) for first in groups.firsts]
+            return Shared.of(by, AlikeTransfers(groups, bases), self.capacity_Bps)
+        transfers = (message(pair) if by.is_first(rank) else Transfer(()) for rank, pair in enumerate(pairs))
+        return Shared.of(_EVERY_RANK, transfers, self.capacity_Bps)
+
+    def _disk(self, *, inward: bool) -> tuple[float, NDArray[np.int64]]:
+        """Return the latency and, for each rank, the resources of reading its node's disk, or of writing to it."""
         disk = self._cluster.disk
         topology = self.topology
         if disk is None:
@@ -364,7 +390,8 @@ class _Pricing:
                 f"plan {self._plan.name} saves to disk; cluster {self._cluster.name} has none: set cluster.disk"
             )
         nodes = np.arange(topology.world_size) // topology.ranks_per_node
-        return disk.latency_s, topology.disk_write(nodes)[:, np.newaxis]
+        used = topology.disk_read(nodes) if inward else topology.disk_write(nodes)
+        return disk.latency_s, used[:, np.newaxis]
 
     def _storage(self, *, inward: bool) -> tuple[float, NDArray[np.int64]]:
         """Return the latency and, for each rank, the resources of reading from storage, or of writing to it."""
@@ -464,7 +491,7 @@ class _Uses:
 
 def _uses(cost: Shared, resources: Resources) -> _Uses:
     """Return the uses by all groups of an operation."""
-    if not isinstance(cost.transfers, AlikeTransfers):
+    if not isinstance(cost.transfers, AlikeTransfers) or cost.transfers.alike is not alike(resources, cost.group):
         return _counted(cost.transfers, cost.group, resources)
     of_bases = [[stage.resources.tobytes() for stage in base.stages] for base in cost.transfers.bases]
     return _uses_of_alike(resources, cost.group, tuple(map(tuple, of_bases)))

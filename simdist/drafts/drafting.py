@@ -328,7 +328,7 @@ class _Drafting:
                 *(f"# Not in this scenario: {described_jobs.printable(each)}" for each in remarks),
                 cluster_text,
                 workload_text,
-                self._stragglers(),
+                self._disturbances(cluster),
                 "schedules:",
                 *(f"  - {each}" for each in schedules),
                 f"steps: {options.steps}",
@@ -337,22 +337,30 @@ class _Drafting:
             ]
         )
 
-    def _stragglers(self) -> str:
+    def _disturbances(self, cluster: Cluster) -> str:
+        """Return what delays ranks: stragglers, and what the GPUs of a machine lose to each other."""
         options = self.options
         rate = self.interview.setting(
             "straggler rate", "--straggler-rate", options.straggler_rate, _RATE, _GUESS, check=_straggler_rate
         )
         _straggler_rate(rate)
-        if not parse_fraction(rate):
-            return "disturbances: []"
-        delay = self.interview.setting(
-            "straggler delay", "--straggler-delay", options.straggler_delay, _DELAY, _GUESS, check=_straggler_delay
-        )
-        _straggler_delay(delay)
-        return (
-            f"disturbances:\n  - {{kind: transient, on: host, probability: {rate}, delay: {delay}}}  # each rank in "
-            f"each step\n  # To find yours: `simdist import` in profiler traces, real.watch in a job"
-        )
+        lines = []
+        if parse_fraction(rate):
+            delay = self.interview.setting(
+                "straggler delay", "--straggler-delay", options.straggler_delay, _DELAY, _GUESS, check=_straggler_delay
+            )
+            _straggler_delay(delay)
+            lines += [
+                f"  - {{kind: transient, on: host, probability: {rate}, delay: {delay}}}  # each rank in each step",
+                "  # To find yours: `simdist import` in profiler traces, real.watch in a job",
+            ]
+        is_real = bool(cluster.uncertain) and cluster.device.generation is not None
+        if is_real and int(self._values["GPUs per node"]) > 1:
+            lines += [
+                "  - {kind: interference, typical: true}  # median loss of published machines, in place of",
+                "  # machine_samples_per_s, the measured samples/s of one machine",
+            ]
+        return "\n".join(["disturbances:", *lines]) if lines else "disturbances: []"
 
     @property
     def _sources(self) -> str:

@@ -559,8 +559,8 @@ def _misfits(plan: Plan) -> Iterator[tuple[int, int, str]]:
     """Yield body, position and problem of operations that use one sparse buffer for vectors of two lengths.
 
     A sparse buffer does not record the length of the vector that its indices point into. An entry selected from a
-    vector of one length and scattered into a vector of another could be written out of bounds. So every operation must
-    imply the same length.
+    vector of one length and scattered into a vector of another could be written out of bounds. So all operations imply
+    one length.
     """
     buffers = {buffer.name: buffer for buffer in plan.buffers}
     counts: dict[str, int] = {}  # sparse buffer -> elements of its vector

@@ -29,4 +29,9 @@ def _reason(op: Op) -> str | None:
             f"{op_text(op)} goes through servers beside the ranks, which can be simulated only; let ranks be the "
             f"servers (apart: false), or leave this run out"
         )
+    if isinstance(op, ops.Save) and op.to == "peer":
+        return (
+            f"{op_text(op)} keeps a checkpoint in the memory of a peer, which can be simulated only; write to: disk or "
+            f"to: storage, or leave this run out"
+        )
     return None

@@ -21,7 +21,7 @@ Channel: TypeAlias = Literal["host", "compute", "io", "backward", "overlap"]
 Reduction: TypeAlias = Literal["mean", "sum"]
 Algorithm: TypeAlias = str  # of a collective: `auto`, or see `simdist.plan.algorithms`
 SelectMethod: TypeAlias = Literal["exact", "mstopk", "dgc"]
-Destination: TypeAlias = Literal["storage", "disk"]
+Destination: TypeAlias = Literal["storage", "disk", "peer"]
 Optimizer: TypeAlias = Literal["inner", "outer"]
 
 _TICK_SLACK = 1e-9  # of a period: rounding may have moved a time from a tick to just after it
@@ -64,7 +64,7 @@ class Load:
     Args:
         dst: Buffer in host memory.
         read: Levels of storage to search for samples of the plan's data set, the preferred one first. If empty, the
-            batch is one request to the storage server.
+            batch is one request to the storage server. Without a data set, the level of one request.
         keep: Levels (`disk`, `memory`) where the node keeps samples that it read from a slower level.
     """
 
@@ -95,8 +95,7 @@ class Copy:
     Args:
         src: Buffer to copy.
         dst: Its copy.
-        by: Only the first member of each of these groups copies. The copy may then be read only by a `Save` with the
-            same `by`.
+        by: Only the first member of each of these groups copies. Only a `Save` with the same `by` may read it.
     """
 
     src: str
@@ -205,8 +204,7 @@ class Servers:
 
     Args:
         parts: Elements of the buffer that each server holds, in order.
-        members: Member of the group that each server is. If empty, each server is a machine of its own, beside the
-            ranks.
+        members: Member of the group that each server is. Empty: servers are machines of their own.
     """
 
     parts: tuple[int, ...]
@@ -280,8 +278,7 @@ class Server:
 class Reduce:
     """Replace `buffer` on member number `root` of each group by the reduction over the group.
 
-    With `server` it is a push to that parameter server, which is the root or stands in for the root. Its lane is then
-    `push_to` that server.
+    With `server` it is a push to that parameter server, on the lane `push_to` that server.
     """
 
     buffer: str
@@ -441,7 +438,7 @@ class Save:
     Args:
         srcs: Buffers to write.
         dst: Buffer that stands for the file, so that the host can wait for it. None if no host waits.
-        to: The storage server, or the node's disk.
+        to: The storage server, the node's disk, or the memory of a peer: the next node.
         by: Only the first member of each of these groups writes.
     """
 

@@ -97,7 +97,7 @@ def _arguments(op: ops.Op) -> str:  # noqa: C901 (one `match` over all operation
         case ops.Wait():
             return op.buffer
         case ops.Save():
-            return f"{', '.join(op.srcs)}{' -> disk' if op.to == 'disk' else ''}{_by_whom(op.by)}"
+            return f"{', '.join(op.srcs)}{'' if op.to == 'storage' else f' -> {op.to}'}{_by_whom(op.by)}"
         case _:
             assert_never(op)
 

@@ -362,21 +362,7 @@ def simulate(
     actors: "Sequence[Actor]" = (),
     observers: "Sequence[ChangeListener]" = (),
 ) -> Trace:
-    """Simulate one schedule of a scenario with the delays and link changes of its seed.
-
-    Args:
-        scenario: The scenario to simulate, or what `simdist.scenario.load` takes for one.
-        label: Label of the schedule; the first schedule if None.
-        engine: `auto` takes the fast engine if it is exact.
-        actors: The user's processes, see `simdist.engines.actors`. They end with the last rank.
-        observers: Called with each `simdist.engines.live.Change`, in order of time.
-
-    Raises:
-        ScenarioError: No schedule has that label.
-        PlanError: The schedule does not fit the cluster.
-        UnsupportedError: `fast` was requested and cannot compute this exactly.
-        RunError: An actor failed, or the simulation is deadlocked.
-    """
+    """Simulate one schedule of a scenario with the delays and link changes of its seed: see `simdist.simulate`."""
     scenario = load(scenario)
     chosen = [schedule for schedule in scenario.schedules if label in (None, schedule.name)]
     if not chosen:

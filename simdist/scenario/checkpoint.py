@@ -12,7 +12,7 @@ from simdist.scenario.cluster import Cluster
 from simdist.scenario.effects import Uses
 from simdist.schedules.job import Checkpoint
 from simdist.settings.base import Fault, Settings, refuse, shown
-from simdist.settings.units import Elapsed, Nbytes, StepsOrTime
+from simdist.settings.units import Elapsed, Nbytes, StepsOrTime, Whole
 
 Mode: TypeAlias = Literal["blocking", "async"]
 
@@ -26,11 +26,13 @@ class CheckpointSettings(Settings):
         what: `parameters`, or `state`: also one momentum of the optimizer for each of them.
         nbytes: Bytes of a rank's file, in place of `what`: a shard, or the state of another optimizer. The key is
             `size`.
-        to: The storage server, or the disk of the rank's node.
+        to: The storage server, the disk of the rank's node, or the memory of a peer, the next node. A copy in memory
+            is lost if both nodes are.
         ranks: Who writes: the `first` of all, as most scripts around DistributedDataParallel do, or `all`, each its own
             file, as with sharded checkpoints.
         mode: `blocking`: the host waits for the file before the next step; `async`: the device copies to the host's
             memory and goes on, while that copy is written.
+        keep: Newest files that are kept; all if absent. Failures that are found late need older ones.
     """
 
     every: Annotated[StepsOrTime, Field(examples=[100])]
@@ -39,6 +41,7 @@ class CheckpointSettings(Settings):
     to: Destination = "storage"
     ranks: Literal["first", "all"] = "first"
     mode: Mode = "blocking"
+    keep: Annotated[Whole, Field(ge=1)] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -55,6 +58,8 @@ class CheckpointSettings(Settings):
             yield ("to",), "'storage': the cluster has none, write cluster.storage, or to: disk"
         if self.to == "disk" and cluster.disk is None:
             yield ("to",), "'disk': the cluster has none, write cluster.disk, e.g. {read: 2 GB/s, write: 1 GB/s}"
+        if self.to == "peer" and cluster.nodes == 1:
+            yield ("to",), "'peer': the cluster has one node, write to: storage or to: disk"
 
     def unused(self, uses: Uses) -> Iterator[str]:
         """Yield a sentence if no file is due."""

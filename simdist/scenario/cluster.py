@@ -58,6 +58,8 @@ class Device(Settings):
             generation. If absent or below 7.0, NCCL's rings are perfect pipelines over the cluster's links.
         orthonormalize_s: Seconds to make one column of a factor orthogonal to those before, and of length 1; if absent
             as memory traffic alone.
+        select_kernels_from: Elements of a vector from which the kernels of `real.kernels` select its largest entries
+            faster than `torch.topk`, which serves shorter ones; if absent not measured.
     """
 
     name: str = ""
@@ -68,6 +70,7 @@ class Device(Settings):
     speed: Factor = 1.0
     compute_capability: Annotated[Factor, Field(ge=3, lt=20)] | None = None
     orthonormalize_s: Annotated[Seconds | None, Field(exclude_if=lambda seconds: seconds is None)] = None
+    select_kernels_from: Annotated[Count | None, Field(exclude_if=lambda count: count is None)] = None
 
     @property
     def generation(self) -> Generation | None:
@@ -197,8 +200,7 @@ class Disk(Settings):
         write_Bps: Bytes per second written.
         latency_s: Seconds per file.
         operations_per_s: Files per second that are read or written, shared by the ranks of the node. If absent, a disk
-            with the latency of a hard disk does 1 / `latency_s`, because its heads move for one file at a time. A
-            faster one does any number.
+            with the latency of a hard disk does 1 / `latency_s`. A faster one does any number.
         capacity_nbytes: Bytes that it keeps at most; unlimited if absent.
         source: Where the numbers are from.
     """

@@ -25,6 +25,7 @@ from simdist.scenario.disturbances import KINDS as DISTURBANCE_KINDS
 from simdist.scenario.disturbances import Disturbance, Interference, Recorded, UnevenWork
 from simdist.scenario.effects import WITHOUT_DATA, EffectSource, Uses
 from simdist.scenario.facts import Imported
+from simdist.scenario.failures import Failures
 from simdist.scenario.links import (
     ACTOR_KINDS,
     FLOW_KINDS,
@@ -66,10 +67,9 @@ class Host(Settings):
         waits_for: `loss`: before the backward pass of step t the host waits for the loss of step t - `run_ahead_steps`;
             a forward pass comes after the averages before it, so the host waits for those, too. 0 is `loss.item()`
             before `backward()`. More is an event of an earlier step, or a full launch queue; reading an old loss with
-            `.item()` is not, because that waits for all that was enqueued before it.
-            `update`: after each optimizer step, but before parameters are averaged, it waits for its own update:
-            `loss.item()` or a timer after `optimizer.step()`. A gradient scaler, which reads its flag just before the
-            update, comes to the same.
+            `.item()` is not, because that waits for all that was enqueued before it. `update`: after each optimizer
+            step, but before parameters are averaged, it waits for its own update: `loss.item()` or a timer after
+            `optimizer.step()`.
         run_ahead_steps: Steps; None never waits.
     """
 
@@ -350,6 +350,7 @@ class Scenario(Settings):
         host: How far the CPU runs ahead.
         checkpoint: Files that ranks write every so many steps; absent: none.
         disturbances: Delays of ranks, which add up, and links that misbehave, whose shares multiply.
+        failures: What ends or disturbs the whole job, and what it takes to go on; not simulated with the steps.
         background: Flows of other jobs over the same links.
         actors: Processes of users beside the plan.
         schedules: One or more, with distinct labels.
@@ -372,6 +373,7 @@ class Scenario(Settings):
     disturbances: tuple[
         Annotated[SerializeAsAny[Disturbance | LinkDisturbance], BeforeValidator(_choose_disturbance)], ...
     ] = ()
+    failures: Annotated[Failures | None, Field(exclude_if=lambda failures: failures is None)] = None
     background: Annotated[
         tuple[Annotated[TrafficPattern, BeforeValidator(_choose_flows)], ...], Field(exclude_if=lambda flows: not flows)
     ] = ()
@@ -398,8 +400,7 @@ class Scenario(Settings):
             changes: The path of a field and its new value, or a mapping of paths to values. A path is that of error
                 messages and sweeps, such as `disturbances[0].probability`. All that it does not name stays. A range in
                 `uncertain` of a changed field is dropped, because the new value is known.
-            attributes: New values of attributes, as settings or as mappings of their attributes. They replace the whole
-                attribute.
+            attributes: New values of attributes, as settings or as mappings of their attributes.
 
         Raises:
             ScenarioError: A path leads nowhere, or the changed scenario is not valid.
@@ -513,7 +514,7 @@ class Scenario(Settings):
             yield from self._unused_in_schedule(schedule, i)
         for i, disturbance in enumerate(self.disturbances):
             yield from disturbance.unused(uses, f"disturbances[{i}]")
-        if self.seed and not self.is_random:
+        if self.seed and not self.is_random and not (self.failures and self.failures.is_random):
             yield "seed has no effect: nothing is random"
 
     def _unused_between(self, uses: Uses) -> Iterator[str]:
@@ -621,6 +622,14 @@ class Scenario(Settings):
             refuse("CheckpointSettings", value.faults(cluster))
         return value
 
+    @field_validator("failures")
+    @classmethod
+    def _check_failures(cls, value: Failures | None, info: ValidationInfo) -> Failures | None:
+        cluster = info.data.get("cluster")
+        if value and cluster:
+            refuse("Failures", value.cluster_faults(cluster))
+        return value
+
     @model_validator(mode="after")
     def _check_ranges(self) -> Self:
         check_ranges(self, self.uncertain)
@@ -668,8 +677,7 @@ def load(scenario: AnyScenario) -> Scenario:
     Args:
         scenario: Name of a file; name of a scenario that ships, such as `cloud-stragglers`; a mapping with the keys of
             a file, or with names of attributes; or a scenario, which is returned as it is. In a mapping, a value has
-            its unit (`"latency": "5 us"`) or is a number in SI units (`"latency_s": 5e-6`). Files in a mapping are
-            relative to the current directory.
+            its unit (`"latency": "5 us"`) or is a number in SI units (`"latency_s": 5e-6`).
 
     Raises:
         ScenarioError: It cannot be read, or is wrong; a line for every problem.
@@ -717,8 +725,7 @@ def loads(text: str, *, name: str = "<text>", folder: FilePath = FilePath()) -> 
 def dump(scenario: Scenario) -> str:
     """Write YAML that loads to an equal scenario without any other file, recordings excepted.
 
-    It has what the user wrote, so that remarks are the same. What a preset or a file states is the `base` of a cluster
-    or a workload.
+    It has what the user wrote, so that remarks are the same. What a preset or a file states is its `base`.
     """
     in_file: Any = strict_yaml.with_numbers_as_keys(scenario.model_dump(mode="json"))
     parts = {key: presets.with_base(getattr(scenario, key), in_file[key]) for key in ("cluster", "workload")}

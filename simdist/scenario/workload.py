@@ -106,10 +106,8 @@ class Workload(Settings):
         dtype: Of parameters and gradients, as they are stored and sent.
         precision: Of the arithmetic of forward and backward pass. Mixed precision is fp16 with dtype float32.
         batch_size: Samples per GPU and pass: with several passes a step, of a micro-batch.
-        micro_batches: Passes of a step: forward and backward passes before one update, whose gradients are added up and
-            exchanged in the last one.
-        activation_nbytes: Bytes that a forward pass of one sample leaves for the backward pass. If absent, they are not
-            counted.
+        micro_batches: Passes of a step: forward and backward passes before one update, exchanged in the last one.
+        activation_nbytes: Bytes that a forward pass of one sample leaves for the backward pass.
         kept_activation_nbytes: With activation checkpointing: those that stay until the backward pass, such as the
             inputs of the layers. A unit's others are computed again when its turn comes.
         sample_nbytes: Bytes of one input sample, decoded, as it travels from host memory to the GPU; without a data

@@ -169,6 +169,7 @@ def test_ranks_are_a_power_of_two(
     assert modules["nccl"]._n_ranks() == n_ranks
 
 
+@pytest.mark.full  # the dry run of `tools/gpu.py` has four
 @pytest.mark.skipif(sys.platform == "win32", reason="ends processes by signals")
 def test_two_ranks_go_the_way_of_several_gpus(
     modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

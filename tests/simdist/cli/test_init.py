@@ -259,6 +259,15 @@ def test_files_are_named_from_the_folder_of_the_scenario(bare, capsys):
     assert scenario.load(bare / "jobs" / "job.yaml").disturbances == ()
 
 
+def test_gpus_that_share_a_machine_lose_what_is_typical(bare, capsys):
+    lost = scenario.Interference(typical=True)
+    expected = {("v100x8-25gbit", 8): [lost], ("v100x8-25gbit", 1): [], ("ideal", 4): []}
+    for (cluster, n_gpus), disturbances in expected.items():
+        options = ("--cluster", cluster, "--gpus-per-node", n_gpus, "--straggler-rate", "0", "--yes", "--force")
+        assert call(capsys, "init", *options).code == 0
+        assert list(scenario.load("scenario.yaml").disturbances) == disturbances
+
+
 def test_one_node_or_one_gpu_needs_no_hierarchical_schedule(bare, capsys):
     for number, options in enumerate((["--nodes", 1], ["--gpus-per-node", 1], ["--nodes", 1, "--gpus-per-node", 1])):
         assert call(capsys, "init", "-o", f"{number}.yaml", *options).code == 0

@@ -119,6 +119,16 @@ def test_a_file_of_one_rank_goes_out_over_its_nic_beside_nothing():
     np.testing.assert_allclose(step_s(trace)[EVERY - 1], expected_s, rtol=1e-9)
 
 
+@pytest.mark.parametrize("ranks", ["first", "all"])
+def test_file_for_a_peer_crosses_the_network_to_the_next_node_only(ranks):
+    """Two ranks of a node share its NIC. No server and no disk takes part."""
+    trace = simulated(chosen(4, 2, network="{latency: 1 ms, bandwidth: 10 MB/s}", to="peer", ranks=ranks))
+    n_sending = 2 if ranks == "all" else 1
+    undisturbed_s = step_s(trace)[0]
+    expected_s = PARAM_NBYTES / HOST_BPS + 1e-3 + n_sending * PARAM_NBYTES / 10e6
+    np.testing.assert_allclose(step_s(trace)[EVERY - 1] - undisturbed_s, expected_s, rtol=1e-9)
+
+
 def test_averages_and_checkpoints_each_keep_their_own_period():
     wanted = chosen(schedule="kind: local_sgd, period: 4")
     plan = build(wanted, wanted.schedules[0]).plan
