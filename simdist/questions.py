@@ -232,8 +232,7 @@ def whatif(
 
     Args:
         scenario: What `simdist.load` takes, or a scenario, such as one of `import_traces`.
-        schedules: Schedules to compare with the job's own: labels, or objects. None: the scenario's others or, if there
-            are none, a few that fit.
+        schedules: Schedules to compare with the job's own: labels, or objects. None: the scenario's others, or a few.
         n_runs: Runs of each schedule; 0: none are compared.
         steps: Steps to look at; None: all.
 

@@ -15,8 +15,7 @@ there. Then the reader waits until that rank has passed its load, at most `wait_
 **Eviction.** A sample that leaves a cache with load k may still be needed by ranks that have not reached this load. So
 it leaves when all ranks of the node have read load k, and `grace` more loads, for the ranks of other nodes. It stays if
 a later load has brought it back by then. All ranks try to evict it; the first one does it. If a rank closes its loader
-when all ranks of the node have read all loads, it performs all remaining evictions. Then the node's caches match the
-plan.
+when all ranks of the node have read all loads, it performs all remaining evictions.
 """
 
 import threading
@@ -469,8 +468,8 @@ class Loader(AbstractContextManager["Loader"]):
 class WorkerLoader(AbstractContextManager["WorkerLoader"]):
     """Fills batches, several at once: each in the thread that asks for it, one sample after the other.
 
-    Threads begin their loads in any order, and a load may end before an earlier one. Other ranks see the loads up to
-    the first that has not ended.
+    Threads begin their loads in any order, and a load may end before an earlier one. Others see those up to the first
+    open one.
 
     Args:
         reads: Reads of all loads of the plan, in order, from disk and storage.

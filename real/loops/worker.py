@@ -124,8 +124,7 @@ class Worker(nn.Module):
 
         Args:
             url: Location of the folder with `index.csv`. It must be the data set of the plan.
-            cache: Folder on this node's disk for files. It is kept, so that a restart finds them. The default is a
-                temporary folder of this user.
+            cache: Folder on this node's disk for files. It is kept. The default is a temporary folder.
             timeout_s: Limit for reading a file, and for each wait for other ranks.
 
         Returns:

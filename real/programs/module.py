@@ -175,16 +175,6 @@ class ModuleProgram(Program):
 class _Updates:
     """Updates parameters and anchors.
 
-    Args:
-        plan: The plan.
-        module: The module.
-        binding: The binding of its parameters.
-        optimizer: Optimizer of the parameters.
-        memory: The plan's buffers.
-        rank: This rank.
-        outer: Makes the outer optimizer, if the plan has one.
-        max_norm: Clip the gradients of each update to this norm of all of them.
-
     Attributes:
         rating: Computes trust ratios.
         outer: The outer optimizer.

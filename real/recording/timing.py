@@ -24,8 +24,7 @@ def now_s() -> float:
 def precise_sleeps() -> None:
     """Make the calling thread, and threads that it starts, wake up on time.
 
-    Linux may wake a sleeper up to 50 us late in order to wake several together. A step has about ten sleeps. On other
-    systems this does nothing.
+    Linux may wake a sleeper up to 50 us late in order to wake several together. A step has about ten sleeps.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, _SLACK_NS, 0, 0, 0)

@@ -142,8 +142,7 @@ def _key(window: int, rank: int) -> str:
 def common_times(posts: Mapping[int, WindowPost]) -> list[WorkTimes]:
     """Return the times of the steps that several ranks have done.
 
-    Ranks that end have fewer steps. Steps of the same ranks come together. Steps of one rank alone tell nothing, unless
-    there are no other ranks.
+    Ranks that end have fewer steps. Steps of the same ranks come together. Steps of one rank alone tell nothing.
 
     Raises:
         RunError: No two ranks have a step in common.

@@ -126,8 +126,7 @@ class Dataset:
 
     A sample is a file on a storage server that all nodes share, its *raw* form. Decoded, it is a tensor of
     `sample_nbytes`. A `Load` lists the levels of storage that it may read, in order of preference, and the levels where
-    its node keeps samples. The plan alone determines where each sample is found (`simdist.caching`), so all
-    interpreters read alike.
+    its node keeps samples. The plan alone determines where each sample is found (`simdist.caching`).
 
     Args:
         n_samples: Samples. An epoch reads each at most once and omits an incomplete last batch.
@@ -180,8 +179,7 @@ class Dataset:
 class Plan:
     """Everything that `world_size` ranks do in `n_steps` steps.
 
-    `name` labels the plan for people. It is not part of the digest: plans with the same buffers, bodies, order and
-    data set are the same.
+    `name` labels the plan for people. It is not part of the digest.
     """
 
     name: str

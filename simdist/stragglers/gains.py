@@ -172,8 +172,7 @@ def find_gains(
         schedules: Schedules to compare with `baseline`.
         baseline: The job's own schedule.
         n_runs: Runs of each schedule.
-        block_steps: Steps of a block. None takes the number in the scenario. Without one, it is chosen: see
-            `simdist.studies.resampling`.
+        block_steps: Steps of a block. None: of the scenario, or chosen.
         progress: See `_Progress`.
 
     Raises:

@@ -356,8 +356,7 @@ def _title(scenario: Scenario, baseline: str, n_seeds: int, *, has_ranges: bool)
 def frame(rows: Sequence[Row]) -> "pd.DataFrame":
     """Return a speed-up table as a pandas frame, with the columns of the results of sweeps.
 
-    The ends of an interval such as `step_s_ci95` are two columns, `step_s_ci95_low` and `step_s_ci95_high`. Facets that
-    say something add theirs.
+    The ends of an interval such as `step_s_ci95` are two columns, `step_s_ci95_low` and `step_s_ci95_high`.
     """
     from simdist.studies.columns import frame_of_records
 

@@ -138,8 +138,7 @@ def _interpolated(values: tuple[float, ...], place: float) -> float:
 def doubts_of(scenario: Scenario, table: _Table | None = None) -> tuple[Doubt, ...]:
     """Return the doubts of the kinds of step that a scenario takes.
 
-    A scenario takes all its numbers as exact if it has neither ranges nor interference. A cluster without known GPUs is
-    like no published row.
+    A scenario takes all its numbers as exact if it has neither ranges nor interference.
 
     Args:
         scenario: The scenario.
@@ -263,7 +262,7 @@ def batch_doubt(table: _Table, workload: Workload) -> Doubt:
     The rows are those of what else is known: two measured batch sizes or more, or the seconds of launching kernels.
     """
     of = table["batch"]
-    name = "two sizes" if len(workload.step_times) > 1 else "launch" if workload.launch_s else ""
+    name = "two sizes" if len(workload.step_times) > 1 else "launch" if workload.launches.passes_s else ""
     found = of["classes"][name]
     at = math.log(workload.batch_over_measured)
     logs = tuple(float(np.interp(at, np.log(of["ratios"]), each)) for each in zip(*found["logs"], strict=True))

@@ -6,8 +6,7 @@ known from a simulation. So for each collective of the rank
     peers = max over sources of (end of the source + lag)
     end   = max(own arrival, peers) + seconds
 
-where a source is an earlier collective of the rank, or the start of the run. These are the rules of the engines with
-the durations of the simulation.
+where a source is an earlier collective of the rank, or the start of the run.
 """
 
 from collections.abc import Sequence

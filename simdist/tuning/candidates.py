@@ -153,8 +153,7 @@ class Extras:
         only: Kinds to try; if empty, all that are allowed.
         min_density: Smallest share of a gradient that may be sent. None: whole gradients, so no sparse schedules.
         allow: Words of the permits that the user gives; see `permits`.
-        micro_batches: Numbers of micro-batches per step to try. If any, times are compared per micro-batch. None: the
-            scenario's own number.
+        micro_batches: Numbers of micro-batches per step to try. None: the scenario's own number.
         checkpoint_every: Steps between checkpoints to try; if empty, the scenario's own.
         checkpoint_mode: Modes of checkpoints to try; if empty, the scenario's own.
     """

@@ -70,8 +70,7 @@ def _by_clock(
 ) -> int:
     """Return the offset of a rank's step numbers, from the clock that it shares with a rank of its host.
 
-    If all steps are alike, only the clock shows which steps are the same. Different hosts with the same name may have
-    slightly different clocks.
+    If all steps are alike, only the clock shows which steps are the same.
     """
     found = {}
     for each in range(shift - _FARTHEST, shift + _FARTHEST + 1):
