@@ -159,6 +159,16 @@ def test_corruption_after_the_newest_file_goes_with_the_steps_that_repeat() -> N
     assert (found.n_attempts, found.n_repeated) == (2, 8)
 
 
+@pytest.mark.parametrize(("keep", "resumed"), [(10, 90), (9, 0)])
+def test_files_from_after_a_corruption_that_are_removed_take_no_place(keep: int, resumed: int) -> None:
+    """At 135 s the job goes back to step 120. At 199 s, 9 files are newer than that of step 90, not 10."""
+    early = at("95 s", effect="corruption", found_after="104 s")
+    late = at("125 s", effect="corruption", found_after="10 s")
+    seen: list[Attempt] = []
+    attempts(failing(early, late), job(checkpoints=Checkpoints(10, keep=keep)), seed=0, observe=seen.append)
+    assert [(each.first_step, each.last_step) for each in seen] == [(0, 135), (120, 184), (resumed, 300)]
+
+
 @pytest.mark.parametrize(("notice", "repeated"), [(None, 0), ("5 s", 0), ("3 s", 3)])
 def test_a_planned_interruption_repeats_steps_only_without_time_to_save(notice: str | None, repeated: int) -> None:
     """Saving waits for the file before until 103 s, and takes 3 s. Otherwise the job trains until 104 s."""
@@ -181,6 +191,14 @@ def test_without_a_scheduler_a_job_waits_for_repairs() -> None:
     recovery = {"swap": "1 s", "repair": "500 s"}
     found = suffered(failing(causes, recovery=recovery, on_failure="spare", spares=1), job(n_steps=5000))
     assert found.seconds["infrastructure_recovery"] == 1.0 + 400.0 + 1.0
+
+
+def test_all_nodes_that_were_lost_are_replaced_when_a_recovery_is_interrupted() -> None:
+    """The second node is lost while the first loss is not yet noticed; so no spare is left for the third."""
+    recovery = {"detect": "10 s", "swap": "1 s", "schedule": "100 s"}
+    lost = at("10 s", "15 s", "200 s", effect="node", of="node", ranks=[0, 2, 4])
+    found = suffered(failing(lost, recovery=recovery, on_failure="spare", spares=2), job(checkpoints=Checkpoints(10)))
+    assert found.seconds["infrastructure_recovery"] == 5.0 + 10.0 + 1.0 + 10.0 + 100.0
 
 
 def test_evicting_a_group_takes_its_nodes_from_the_spares() -> None:
@@ -223,6 +241,54 @@ def test_a_file_survives_what_its_place_survives() -> None:
         assert suffered(failing(cause), job(checkpoints=files)).n_repeated == 100 - resumed, (survives, cause)
 
 
+def test_files_in_memory_are_lost_with_a_node_that_goes_during_the_recovery() -> None:
+    files = Checkpoints(30, survives="process")
+    both = failing(at("100 s"), at("105 s", effect="node"), recovery={"start": "20 s"})
+    found = suffered(both, job(checkpoints=files))
+    assert (found.n_repeated, found.seconds["wasted_progress"], found.total_s) == (
+        80,
+        80.0,
+        20.0 + 80.0 + 5.0 + 20.0 + 300.0,
+    )
+
+
+def test_a_slow_node_that_is_lost_is_slow_no_more() -> None:
+    slow = {"effect": "slow", "of": "node", "ranks": [2], "at": ["100 s"], "factor": 2, "found_after": "1 h"}
+    lost = {"effect": "node", "of": "node", "ranks": [2], "at": ["120 s"]}
+    found = suffered(failing(slow, lost), job(checkpoints=Checkpoints(10)))
+    assert found.total_s == 310.0  # 10 slow steps are in the file
+    other = lost | {"ranks": [4]}
+    assert suffered(failing(slow, other), job(checkpoints=Checkpoints(10))).total_s == 120.0 + 2 * 190.0
+
+
+def test_alerts_that_are_far_apart_evict_nobody() -> None:
+    flap = at("100 s", "500 s", effect="flap", share=0, lasts="20 s")
+    recovery = {"alerts": {"count": 2, "within": "5 min"}, "schedule": "10 s"}
+    assert suffered(failing(flap, recovery=recovery), job(n_steps=1000)).n_attempts == 1
+
+
+def test_a_defect_is_gone_once_it_does_not_show_and_waits_with_its_attempt() -> None:
+    """The failure of 100 s would come again at 150 s, but a restart at 120 s makes it 170 s."""
+    again = at("100 s", again={"probability": 0.99, "after": "50 s"})
+    found = suffered(failing(again, at("120 s")), job(n_steps=None, horizon_s=160.0))
+    assert found.by_cause["cause 0"].n_failures == 1
+    assert suffered(failing(again, at("120 s")), job(n_steps=None, horizon_s=171.0)).by_cause["cause 0"].n_failures == 2
+    rarely = at("100 s", again={"probability": 0.2, "after": "5 s"})
+    often = at(*(f"{moment} s" for moment in range(110, 2110, 10)))
+    counts = [
+        suffered(failing(rarely, often), job(n_steps=None, horizon_s=2200.0), seed=seed).by_cause["cause 0"].n_failures
+        for seed in range(40)
+    ]
+    assert sum(counts) / len(counts) == pytest.approx(1 / (1 - 0.2), abs=3 * 0.56 / math.sqrt(40))
+
+
+def test_a_bad_node_that_is_replaced_fails_like_the_others() -> None:
+    """One node of 4 has half of one failure an hour. Once it is gone, each has a sixth: one failure in 1.5 h."""
+    worst = {"effect": "node", "of": "node", "rate": "1 per 4 h", "worst": {"nodes": 1, "share": 0.5}}
+    found = suffered(failing(worst), job(n_steps=None, horizon_s=600 * 3600.0))
+    assert found.by_cause["cause 0"].n_failures == pytest.approx(600 / 1.5, abs=3 * math.sqrt(400))
+
+
 # ---------------------------------------------------------------- with a replica less
 
 
@@ -257,6 +323,42 @@ def test_between_averages_the_others_train_to_the_next_one() -> None:
     assert found.seconds["absent_replicas"] == pytest.approx(lost)
 
 
+def test_an_announced_replica_leaves_after_the_next_average_and_loses_nothing() -> None:
+    planned = {"effect": "planned", "of": "node", "at": ["100.5 s"], "lasts": "30 s"}
+    found = suffered(failing(planned, on_failure="continue"), job(ranks_per_replica=2, average_every=16))
+    assert (found.n_repeated, found.total_s) == (0, 300.0)
+    assert found.seconds["absent_replicas"] == pytest.approx(32 / 4)  # from 112 s; it is back at 142 s, joins at 144 s
+
+
+def test_a_replica_that_is_lost_again_before_it_is_back_joins_later() -> None:
+    """It would have joined after step 64, and joins after step 80."""
+    lost = at("46.5 s", "61 s", effect="node")
+    recovery = {"schedule": "10 s", "connect": "1 s"}
+    found = suffered(
+        failing(lost, recovery=recovery, on_failure="continue"), job(ranks_per_replica=2, average_every=16)
+    )
+    assert found.seconds["initialization"] == 3.0
+    assert found.seconds["absent_replicas"] == pytest.approx((80 - 32) / 4)
+
+
+def test_a_restart_of_all_ranks_brings_all_replicas_back() -> None:
+    """Software ends all ranks at 52 s, before the others have met without the lost one at step 64.
+
+    They start when the node is replaced.
+    """
+    lost = at("50.5 s", effect="node")
+    software = {"effect": "process", "of": "job", "at": ["52 s"]}
+    recovery = {"schedule": "1 h", "detect": "30 s", "connect": "1 s"}
+    failures = failing(lost, software, recovery=recovery, on_failure="continue")
+    found = suffered(failures, job(ranks_per_replica=2, average_every=16, checkpoints=Checkpoints(48)))
+    assert (found.n_attempts, found.n_repeated, found.total_s) == (
+        2,
+        3,
+        51.0 + 3.0 + 300.0 - 51.0 + 2.0 + (50.5 + 3630.0 - 52.0),
+    )
+    assert found.n_samples_share == 1.0
+
+
 def test_all_ranks_start_again_when_no_replica_is_left() -> None:
     recovery = {"schedule": "10 h"}
     every_node = {"effect": "node", "of": "node", "at": ["50 s", "60 s", "70 s", "80 s"], "ranks": [0, 2, 4, 6]}
@@ -277,3 +379,70 @@ def test_a_replica_is_copied_from_another_one() -> None:
 def test_who_shards_over_all_ranks_has_no_replica_to_go_on_with(policy: dict) -> None:
     with pytest.raises(ScenarioError, match="all ranks hold one replica of the model together"):
         attempts(failing(at("1 s"), **policy), job(), seed=0)
+
+
+# ---------------------------------------------------------------- random failures
+
+AGAIN = {"probability": 0.3, "after": "60 s"}
+EFFECTS = [
+    {"cause": "gpu", "of": "gpu", "rate": "400 per year", "effect": "node"},
+    {"cause": "software", "of": "job", "rate": "1 per 2 h", "effect": "process", "again": AGAIN},
+    {"cause": "rack", "of": "domain", "domain_nodes": 2, "rate": "1 per 9 h", "effect": "node"},
+    {"cause": "lemons", "of": "node", "rate": "1 per 9 h", "effect": "process", "worst": {"nodes": 1, "share": 0.7}},
+    {"cause": "hang", "of": "job", "rate": "1 per 9 h", "effect": "hang"},
+    {"cause": "slow", "of": "gpu", "rate": "1 per 40 h", "effect": "slow", "factor": 1.7, "found_after": "30 min"},
+    {"cause": "still", "of": "node", "rate": "1 per 9 h", "effect": "flap", "share": 0, "lasts": "70 s"},
+    {"cause": "flap", "of": "node", "rate": "1 per 9 h", "effect": "flap", "share": 0.5, "lasts": "10 min"},
+    {"cause": "corruption", "of": "gpu", "rate": "1 per 200 h", "effect": "corruption", "found_after": "40 min"},
+    {"cause": "spot", "of": "node", "rate": "1 per 20 h", "effect": "planned", "notice": "30 s", "lasts": "20 min"},
+]  # fmt: skip
+RECOVERY = {
+    "detect": "10 s",
+    "timeouts": {"collective": "10 min"},
+    "diagnose": "20 s",
+    "schedule": "5 min",
+    "swap": "10 s",
+    "repair": "2 h",
+    "exclude_after": 2,
+    "start": "30 s",
+    "connect": "2 s",
+    "load": "40 s",
+    "warm_up": "15 s",
+    "alerts": {"count": 2, "within": "1 h"},
+    "tries": {"success": 0.8, "most": 3, "back_off": "30 s", "by_hand": "1 h"},
+}
+POLICIES = [
+    {"on_failure": "restart"},
+    {"on_failure": "spare", "spares": 2},
+    {"on_failure": "continue"},
+    {"on_failure": "continue", "spares": 2, "step_factor": 1.1},
+    {"on_failure": "spare", "spares": 2, "recovery": {**RECOVERY, "state": "replica"}},
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: "-".join(map(str, list(policy.values())[:2])))
+@pytest.mark.parametrize("average_every", [1, 16])
+def test_time_is_spent_once_whatever_comes_together(policy: dict, average_every: int) -> None:
+    failures = failing(*EFFECTS, **({"recovery": RECOVERY} | policy))
+    files = Checkpoints(120, stall_s=2.0, write_s=30.0, keep=30)
+    for length in ({"n_steps": None, "horizon_s": 5 * DAY_S}, {"n_steps": 20_000}):
+        of = job(ranks_per_replica=2, average_every=average_every, checkpoints=files, slowed={"flap": 1.4}, **length)
+        found = suffered(failures, of, seed=3)
+        assert attempts(failures, of, seed=3) == found
+        if of.horizon_s:
+            assert all(each.n_failures for each in found.by_cause.values())
+            assert found.total_s == of.horizon_s
+        else:
+            assert found.n_steps == of.n_steps
+
+
+def test_policies_and_jobs_suffer_the_same_failures() -> None:
+    causes = EFFECTS[:1]
+    counts = {
+        suffered(failing(*causes, recovery=RECOVERY, **policy), of).by_cause["gpu"].n_failures
+        for policy in POLICIES[:3]
+        for step_s in (0.7, 2.0)
+        for of in (job(step_s=step_s, ranks_per_replica=2, n_steps=None, horizon_s=20 * DAY_S),)
+    }
+    assert len(counts) == 1
+    assert counts.pop() > 100
