@@ -12,7 +12,7 @@ from simdist.scenario.cluster import Cluster
 from simdist.scenario.effects import Uses
 from simdist.schedules.job import Checkpoint
 from simdist.settings.base import Fault, Settings, refuse, shown
-from simdist.settings.units import Elapsed, Nbytes, StepsOrTime
+from simdist.settings.units import Elapsed, Nbytes, StepsOrTime, Whole
 
 Mode: TypeAlias = Literal["blocking", "async"]
 
@@ -32,6 +32,7 @@ class CheckpointSettings(Settings):
             file, as with sharded checkpoints.
         mode: `blocking`: the host waits for the file before the next step; `async`: the device copies to the host's
             memory and goes on, while that copy is written.
+        keep: Newest files that are kept; all if absent. Failures that are found late need older ones.
     """
 
     every: Annotated[StepsOrTime, Field(examples=[100])]
@@ -40,6 +41,7 @@ class CheckpointSettings(Settings):
     to: Destination = "storage"
     ranks: Literal["first", "all"] = "first"
     mode: Mode = "blocking"
+    keep: Annotated[Whole, Field(ge=1)] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

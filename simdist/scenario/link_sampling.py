@@ -55,7 +55,7 @@ def link_shares(
     >>> list(link_shares(slow, seed=0, index=0, place=0))
     [(0.0, 1.0), (2.0, 0.5), (3.0, 1.0)]
     """
-    tiles = _tiles(seed, index, place, _LINKS)
+    tiles = uniform_tiles(seed, index, place, _LINKS)
     match disturbance:
         case links.LinkPersistent(share=share, begin_s=begin_s, end_s=end_s):
             return _spans(iter([(begin_s, end_s)]), share)
@@ -83,14 +83,21 @@ def flights(flows: TrafficPattern, *, seed: int, index: int) -> Iterator[_Flight
             begins = (begin_s + number * (on_s + off_s) for number in count())
             return ((begin_s, None, begin_s + on_s) for begin_s in begins)
         case links.OnOff(begin_s=begin_s, on_s=on_s, off_s=off_s):
-            spans = _random_spans(on_s, off_s, _tiles(seed, index, 0, _FLOWS))
+            spans = _random_spans(on_s, off_s, uniform_tiles(seed, index, 0, _FLOWS))
             return ((begin_s + on, None, begin_s + off) for on, off in spans)
         case _:
             assert_never(flows)
 
 
-def _tiles(seed: int, index: int, place: int, what: int) -> Iterator[_Floats]:
-    """Yield odd multiples of 2^-53, never 0 or 1, `[_TILE]` at a time, without end."""
+def uniform_tiles(seed: int, index: int, place: int, what: int) -> Iterator[_Floats]:
+    """Yield odd multiples of 2^-53, never 0 or 1, 256 at a time, without end.
+
+    Args:
+        seed: From 0 to 2**64 - 1.
+        index: First word of the key after the seed.
+        place: Third word of the counter.
+        what: Fourth word, which tells uses with equal keys apart: 1 and 2 here, 3 of failures.
+    """
     key = np.array([seed, index], dtype=np.uint64)
     for tile in count():
         words = Philox(key=key, counter=np.array([0, tile, place, what], dtype=np.uint64)).random_raw(_TILE)

@@ -25,6 +25,7 @@ from simdist.scenario.disturbances import KINDS as DISTURBANCE_KINDS
 from simdist.scenario.disturbances import Disturbance, Interference, Recorded, UnevenWork
 from simdist.scenario.effects import WITHOUT_DATA, EffectSource, Uses
 from simdist.scenario.facts import Imported
+from simdist.scenario.failures import Failures
 from simdist.scenario.links import (
     ACTOR_KINDS,
     FLOW_KINDS,
@@ -350,6 +351,7 @@ class Scenario(Settings):
         host: How far the CPU runs ahead.
         checkpoint: Files that ranks write every so many steps; absent: none.
         disturbances: Delays of ranks, which add up, and links that misbehave, whose shares multiply.
+        failures: What ends or disturbs the whole job, and what it takes to go on; not simulated with the steps.
         background: Flows of other jobs over the same links.
         actors: Processes of users beside the plan.
         schedules: One or more, with distinct labels.
@@ -372,6 +374,7 @@ class Scenario(Settings):
     disturbances: tuple[
         Annotated[SerializeAsAny[Disturbance | LinkDisturbance], BeforeValidator(_choose_disturbance)], ...
     ] = ()
+    failures: Annotated[Failures | None, Field(exclude_if=lambda failures: failures is None)] = None
     background: Annotated[
         tuple[Annotated[TrafficPattern, BeforeValidator(_choose_flows)], ...], Field(exclude_if=lambda flows: not flows)
     ] = ()
@@ -513,7 +516,7 @@ class Scenario(Settings):
             yield from self._unused_in_schedule(schedule, i)
         for i, disturbance in enumerate(self.disturbances):
             yield from disturbance.unused(uses, f"disturbances[{i}]")
-        if self.seed and not self.is_random:
+        if self.seed and not self.is_random and not (self.failures and self.failures.is_random):
             yield "seed has no effect: nothing is random"
 
     def _unused_between(self, uses: Uses) -> Iterator[str]:
@@ -619,6 +622,14 @@ class Scenario(Settings):
         cluster = info.data.get("cluster")
         if value and cluster:
             refuse("CheckpointSettings", value.faults(cluster))
+        return value
+
+    @field_validator("failures")
+    @classmethod
+    def _check_failures(cls, value: Failures | None, info: ValidationInfo) -> Failures | None:
+        cluster = info.data.get("cluster")
+        if value and cluster:
+            refuse("Failures", value.cluster_faults(cluster))
         return value
 
     @model_validator(mode="after")

@@ -45,6 +45,7 @@ _ENDINGS = {
 }
 _UNITS = {"_s": ("s", "55 ms"), "_Bps": ("B/s", "25 Gbit/s or 25 GB/s"), "_flops": ("FLOP/s", "125 TFLOP/s")}
 _UNITS |= {"nbytes": ("B", "45 MB")}  # of attributes by their ends: the SI unit, and examples
+_UNITS |= {"rate_per_s": ("per s", "17 % per year")}
 _BOUNDS = {
     "greater_than_equal": "at least {ge}",
     "greater_than": "more than {gt}",
@@ -347,7 +348,8 @@ def in_si(name: str, value: object) -> Any:
             return [in_si(name, each) for each in value]
         case int() | float() if not isinstance(value, bool):
             units = [unit for ending, (unit, _) in _UNITS.items() if name.endswith(ending)]
-            return f"{value!r} {units[0]}" if units and not name.endswith("_per_s") else value
+            is_count = name.endswith("_per_s") and not name.endswith("rate_per_s")
+            return f"{value!r} {units[-1]}" if units and not is_count else value
         case _:
             return value
 

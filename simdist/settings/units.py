@@ -60,7 +60,14 @@ _ROUNDING_SHARE = 0.0005  # prints as 0.0 %
 _BIT = Decimal("0.125")
 _SECONDS_PREFIXES = {"": "1", "m": "1e-3", "u": "1e-6", "\N{MICRO SIGN}": "1e-6", "n": "1e-9"}
 _SECONDS = {f"{prefix}s": Decimal(factor) for prefix, factor in _SECONDS_PREFIXES.items()}
-_TIME = _Dimension("time", "55 ms", _SECONDS | {"min": Decimal(60), "h": Decimal(3600)})
+_DAY_S = Decimal(86_400)
+_CLOCK = {"min": Decimal(60), "h": Decimal(3600), "day": _DAY_S, "days": _DAY_S}
+_TIME = _Dimension("time", "55 ms", _SECONDS | _CLOCK)
+_YEAR_S = 365 * _DAY_S  # 8,760 h, as in annualized failure rates
+_PERIODS = _TIME.units | {"year": _YEAR_S, "years": _YEAR_S}
+_RATE = re.compile(
+    r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(%?)\s*per\s+(?:(\d+\.?\d*|\.\d+)\s*)?(\S+)", re.ASCII
+)
 _SIZE = _Dimension("size", "45 MB", _scaled("B", _PREFIXES | _BINARY_PREFIXES))
 _BITS = _Dimension("number of bits", "8 Mbit", _scaled("bit", _PREFIXES, _BIT))
 _BANDWIDTH = _Dimension(
@@ -68,7 +75,7 @@ _BANDWIDTH = _Dimension(
 )
 _COMPUTE = _Dimension("computing speed", "125 TFLOP/s", _scaled("FLOP/s", _PREFIXES))
 _DIMENSIONS = (_TIME, _SIZE, _BITS, _BANDWIDTH, _COMPUTE)
-_MINUTES_AND_HOURS = {"minute": "min", "m": "min", "hour": "h"}
+_MINUTES_AND_HOURS = {"minute": "min", "m": "min", "hour": "h", "d": "days"}
 _TIME_WORDS = {"second": "s", "sec": "s", "msec": "ms", "usec": "us", "nsec": "ns"} | _MINUTES_AND_HOURS
 
 
@@ -131,6 +138,34 @@ def parse_per_s(value: object) -> float:
     rate = _plain(value)
     if not rate > 0:
         raise ValueError(f"{shown(value)} per second: write a number above 0, e.g. 10000, or unlimited")
+    return rate
+
+
+def parse_rate(value: object) -> float:
+    """Return how often something happens, per second, of "17 % per year" or "1 per 3.09 h"; a year has 8,760 h.
+
+    Raises:
+        ValueError: It is none; the message tells the right form.
+
+    >>> parse_rate("1 per 2 h") * 7200, parse_rate("50 % per year") * 365 * 86_400
+    (1.0, 0.5)
+    """
+    if isinstance(value, int | float) and value == 0:
+        return 0.0
+    example = "write e.g. 17 % per year, or 1 per 3.09 h"
+    parts = _RATE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if parts is None:
+        raise ValueError(f"{shown(value)} is not a rate: {example}")
+    number, percent, count, period = parts.groups()
+    if period not in _PERIODS:
+        raise ValueError(f"{shown(value)}: {period!r} is no period: write per year, days, h, min or s")
+    length_s = Decimal(count or 1) * _PERIODS[period]
+    if not length_s:
+        raise ValueError(f"{shown(value)}: the period is 0: {example}")
+    context = decimal.Context(prec=60, traps=[])
+    rate = _decimal(value, number, context.divide(Decimal("0.01") if percent else Decimal(1), length_s))
+    if rate < 0:
+        raise ValueError(f"{shown(value)} is negative: {example}")
     return rate
 
 
@@ -484,6 +519,14 @@ def _written(parse: Callable[[object], float], dimension: _Dimension, *units: st
     return PlainSerializer(_writer(parse, dimension, *units), when_used="json-unless-none")
 
 
+def _rate_written(rate_per_s: float) -> str:
+    """Return the shortest text that reads back as a rate."""
+    per_year = rate_per_s * float(_YEAR_S)
+    candidates = [f"{100 * per_year:.12g} % per year", f"{per_year:.12g} per year"]
+    faithful = [each for each in candidates if parse_rate(each) == rate_per_s]
+    return min(faithful, key=len, default=f"{rate_per_s!r} per s")
+
+
 def _ends_of(
     read: Callable[[object, ValidationInfo], _End], example: str
 ) -> Callable[[object, ValidationInfo], tuple[_End, _End]]:
@@ -554,6 +597,13 @@ PerSecond: TypeAlias = Annotated[
     BeforeValidator(parse_per_s),
     PlainSerializer(lambda rate: "unlimited" if rate == math.inf else rate, when_used="json-unless-none"),
     Field(examples=[10000]),
+]
+#: How often something happens, 0 or more.
+RatePerSecond: TypeAlias = Annotated[
+    float,
+    BeforeValidator(_validator(parse_rate)),
+    PlainSerializer(_rate_written, when_used="json-unless-none"),
+    Field(examples=["17 % per year"]),
 ]
 Whole: TypeAlias = Annotated[int, BeforeValidator(parse_whole), Field(examples=[8])]
 #: The least and the most seconds; a file has one time or a list of both.

@@ -1,0 +1,674 @@
+"""A job over months: attempts, failures, recoveries, and where the time goes.
+
+The engines give the time of a step, and this gives what a long job makes of it. It is a loop over events in the order
+of their times, each of which changes the pace of the steps, ends an attempt or brings a replica back. Between two
+events, `CheckpointedSteps` goes on by arithmetic, so the cost is per event.
+
+Failures come by the clock on the wall, so that policies and schedules meet the same ones. One that comes while the job
+is down begins the recovery anew. While a job closes for a planned interruption, and while the other replicas wait for
+one that is lost, failures wait for the end of it.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeAlias, get_args
+
+from simdist.errors import ScenarioError
+from simdist.runs import recovery as parts_of
+from simdist.runs.checkpointed_steps import CheckpointedSteps, Checkpoints, Pace
+from simdist.runs.recovery import Category, Nodes, Part
+from simdist.scenario.failure_sampling import Chances, Failure, failures_at_steps, failures_of
+from simdist.scenario.failures import Cause, Failures
+
+_Action: TypeAlias = Callable[[], None]
+_AGAIN = 0  # first lane of `Chances` for failures that come again
+CATEGORIES: tuple[Category, ...] = get_args(Category)
+_Seconds: TypeAlias = dict[Category, float]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingJob:
+    """A job that is to suffer failures.
+
+    Args:
+        step_s: Seconds of a step, in the mean, with stragglers and without files.
+        calm_step_s: Without stragglers; `step_s` if None. What it takes longer is `step_time_deviation`.
+        n_steps: Steps to train; None trains for `horizon_s`.
+        horizon_s: Time to train; None trains `n_steps`.
+        n_nodes: Nodes.
+        gpus_per_node: GPUs of each.
+        ranks_per_replica: Consecutive ranks that hold a whole model and its state together; all if None.
+        average_every: Steps from one average of the replicas to the next: 1 if gradients are averaged.
+        checkpoints: Its files; None writes none.
+        slowed: Factor of step times for each cause whose flaps leave a share of a link.
+    """
+
+    step_s: float
+    n_nodes: int
+    gpus_per_node: int
+    calm_step_s: float | None = None
+    n_steps: int | None = None
+    horizon_s: float | None = None
+    ranks_per_replica: int | None = None
+    average_every: int = 1
+    checkpoints: Checkpoints | None = None
+    slowed: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def n_ranks(self) -> int:
+        """All ranks."""
+        return self.n_nodes * self.gpus_per_node
+
+    @property
+    def n_replicas(self) -> int:
+        """Replicas of the model."""
+        return self.n_ranks // (self.ranks_per_replica or self.n_ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """From one start of all ranks to the failure that ends it, or to the end of the job.
+
+    Args:
+        begin_s: When the failure before it came.
+        first_step_s: When its first step begins; the same as `end_s` if it took none.
+        end_s: When it ends.
+        first_step: Steps that were done before: those of the file that it resumed from.
+        last_step: Steps that are done at its end.
+        cause: What ends it; None at the end of the job.
+    """
+
+    begin_s: float
+    first_step_s: float
+    end_s: float
+    first_step: int
+    last_step: int
+    cause: str | None
+
+
+@dataclass(slots=True)
+class CauseLoss:
+    """What the failures of one cause took.
+
+    Args:
+        n_failures: How many came.
+        seconds: By category.
+    """
+
+    n_failures: int = 0
+    seconds: _Seconds = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Where the time of a job went.
+
+    Args:
+        seconds: By category, all together `total_s`.
+        by_cause: What each cause took of it, by its name.
+        total_s: Time of the job.
+        n_steps: Steps that count in the end.
+        n_samples_share: Share of their samples that were trained; less than 1 if replicas were absent.
+        n_repeated: Steps that were done again.
+        n_attempts: Starts of all ranks.
+        gave_up: Whether the job ended because no try to start it again succeeded.
+    """
+
+    seconds: _Seconds
+    by_cause: dict[str, CauseLoss]
+    total_s: float
+    n_steps: int
+    n_samples_share: float
+    n_repeated: int
+    n_attempts: int
+    gave_up: bool
+
+    @property
+    def goodput(self) -> float:
+        """Share of the time that trains the model at the pace of calm steps."""
+        return self.seconds["productive"] / self.total_s
+
+    @property
+    def ettr(self) -> float:
+        """Effective training time ratio: share of the time spent in steps that count, slow ones included.
+
+        Source:
+            Revisiting Reliability in Large-Scale Machine Learning Research Clusters, arXiv 2410.21680.
+        """
+        kept: tuple[Category, ...] = ("productive", "step_time_deviation", "absent_replicas")
+        return math.fsum(self.seconds[each] for each in kept) / self.total_s
+
+
+def attempts(
+    failures: Failures, job: TrainingJob, *, seed: int, observe: Callable[[Attempt], None] | None = None
+) -> Goodput:
+    """Let a job suffer failures.
+
+    Args:
+        failures: What fails, and what the job does about it.
+        job: It.
+        seed: From 0 to 2**64 - 1; see `simdist.scenario.sampling.run_seeds`.
+        observe: Takes each attempt when it ends.
+
+    Raises:
+        ScenarioError: The policy does not fit the job, or the job has no length.
+    """
+    _check(failures, job)
+    run = _Run(failures, job, Chances(seed), observe or _ignore)
+    run.upcoming = _Upcoming(failures_of(failures, seed=seed, n_nodes=job.n_nodes, gpus_per_node=job.gpus_per_node))
+    for step, failure in failures_at_steps(failures, n_nodes=job.n_nodes, gpus_per_node=job.gpus_per_node):
+        run.at_step(step, partial(run.fail_at_step, failure))
+    return run.goodput()
+
+
+def _check(failures: Failures, job: TrainingJob) -> None:
+    if (job.n_steps is None) == (job.horizon_s is None):
+        raise ScenarioError("how long is the job? Write train_for, e.g. 54 days, or 100000 steps")
+    asks = {"on_failure": "continue", "recovery.state": "replica"}
+    has = {"on_failure": failures.on_failure, "recovery.state": failures.recovery.state}
+    for key, value in asks.items():
+        if has[key] == value and job.n_replicas < 2:
+            raise ScenarioError(
+                f"failures.{key}: {value}: all ranks hold one replica of the model together, so that nobody is left: "
+                f"write a schedule with replicas, e.g. hsdp, or another {key}"
+            )
+    for cause in failures.causes:
+        if cause.effect == "flap" and cause.share and cause.cause not in job.slowed:
+            raise ScenarioError(f"slowed has no factor for the cause {cause.cause!r}, whose flaps leave a share")
+
+
+def _ignore(_: Attempt) -> None:
+    """Do nothing with an attempt."""
+
+
+@dataclass(slots=True)
+class _Upcoming:
+    """Failures to come, of which the next one is known."""
+
+    source: Iterator[Failure]
+    head: Failure | None = None
+
+    def __post_init__(self) -> None:
+        self.head = next(self.source, None)
+
+    @property
+    def at_s(self) -> float:
+        """When the next one comes."""
+        return self.head.at_s if self.head else math.inf
+
+    def pop(self) -> Failure:
+        """Return the next one."""
+        assert self.head is not None
+        found = self.head
+        self.head = next(self.source, None)
+        return found
+
+
+@dataclass(slots=True)
+class _Run:
+    """A job on its way.
+
+    Args:
+        failures: What fails, and what the job does about it.
+        job: It.
+        chances: Numbers of failures.
+        observe: Takes attempts.
+    """
+
+    failures: Failures
+    job: TrainingJob
+    chances: Chances
+    observe: Callable[[Attempt], None]
+    upcoming: _Upcoming = field(init=False)
+    steps: CheckpointedSteps = field(init=False)
+    nodes: Nodes = field(init=False)
+    own_s: _Seconds = field(default_factory=dict)
+    losses: list[CauseLoss] = field(default_factory=list)
+    timers: list[tuple[float, int, _Action]] = field(default_factory=list)
+    targets: list[tuple[int, int, _Action]] = field(default_factory=list)
+    slow: dict[tuple[int, int], Failure] = field(default_factory=dict)
+    defects: dict[int, Failure] = field(default_factory=dict)
+    flaps: dict[int, list[float]] = field(default_factory=dict)
+    corrupt: list[tuple[Failure, int, int]] = field(default_factory=list)
+    absent: dict[int, int] = field(default_factory=dict)
+    n_timers: int = 0
+    n_again: int = 0
+    n_attempts: int = 0
+    n_repeated: int = 0
+    begin_s: float = 0.0
+    first_step_s: float = 0.0
+    first_step: int = 0
+    is_over: bool = False
+    gave_up: bool = False
+
+    def __post_init__(self) -> None:
+        self.steps = CheckpointedSteps(self.job.checkpoints, Pace(self.step_s))
+        self.nodes = Nodes(self.failures.recovery, self.failures.spares)
+        self.losses += [CauseLoss() for _ in self.failures.causes]
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step of this policy when nothing is slow."""
+        return self.job.step_s * self.failures.step_factor
+
+    @property
+    def horizon_s(self) -> float:
+        """When the job ends, if a time tells."""
+        return math.inf if self.job.horizon_s is None else self.job.horizon_s
+
+    def cause_of(self, failure: Failure) -> Cause:
+        """Return the cause of a failure."""
+        return self.failures.causes[failure.cause]
+
+    # ---------------------------------------------------------------- from event to event
+
+    def goodput(self) -> Goodput:
+        """Run the job to its end."""
+        recovery = self.failures.recovery
+        first = [*parts_of.starting(recovery, self.job.n_ranks, 0.0), parts_of.warming_up(recovery)]
+        self._go_through(None, first)
+        self._resume()
+        while not self.is_over:
+            self._go_on()
+        return self._result()
+
+    def _go_on(self) -> None:
+        """Train until something happens, and let it."""
+        steps = self.steps
+        timer_s = self.timers[0][0] if self.timers else math.inf
+        target = self.targets[0][0] if self.targets else math.inf
+        n_steps = math.inf if self.job.n_steps is None else self.job.n_steps
+        steps.advance(min(self.upcoming.at_s, timer_s, self.horizon_s), min(target, n_steps))
+        if steps.now_s >= self.horizon_s:
+            self._end()
+        elif steps.has_done(n_steps):
+            steps.wait_for_file()
+            self._end()
+        elif steps.has_done(target):
+            heapq.heappop(self.targets)[2]()
+        elif timer_s <= self.upcoming.at_s:
+            heapq.heappop(self.timers)[2]()
+        else:
+            self.fail(self.upcoming.pop())
+
+    def after(self, at_s: float, action: _Action) -> None:
+        """Do something at a time."""
+        self.n_timers += 1
+        heapq.heappush(self.timers, (at_s, self.n_timers, action))
+
+    def at_step(self, step: int, action: _Action) -> None:
+        """Do something when so many steps are done."""
+        self.n_timers += 1
+        heapq.heappush(self.targets, (step, self.n_timers, action))
+
+    def fail_at_step(self, failure: Failure) -> None:
+        """Let a failure come now that comes at a step."""
+        self.fail(replace(failure, at_s=self.steps.now_s))
+
+    def fail(self, failure: Failure) -> None:
+        """Let a failure hit the job while it trains."""
+        if self._is_void(failure):
+            return
+        self.losses[failure.cause].n_failures += 1
+        cause = self.cause_of(failure)
+        match cause.effect:
+            case "slow" | "corruption":
+                self._begin_unnoticed(failure)
+            case "flap":
+                self._flap(failure)
+            case "planned":
+                self._plan(failure)
+            case _:
+                self._lose(failure)
+
+    def _is_void(self, failure: Failure) -> bool:
+        """Tell whether a failure comes only because of a node that is not there any more."""
+        return failure.is_excess and failure.first_node in self.nodes.replaced
+
+    # ---------------------------------------------------------------- effects
+
+    def _begin_unnoticed(self, failure: Failure) -> None:
+        """Begin what is found later: slowness, or corruption."""
+        cause = self.cause_of(failure)
+        assert cause.found_after_s is not None
+        found_s = self.steps.now_s + cause.found_after_s
+        if cause.effect == "corruption":
+            self.corrupt.append((failure, self.steps.newest or 0, self.steps.n_usable))
+            self.after(found_s, partial(self._find_corruption, failure))
+            return
+        self.slow[failure.cause, failure.number] = failure
+        self.after(found_s, partial(self._find_slow, failure))
+        self._set_pace()
+
+    def _find_slow(self, failure: Failure) -> None:
+        if self.slow.pop((failure.cause, failure.number), None):
+            self._set_pace()
+            self._evict(failure)
+
+    def _find_corruption(self, failure: Failure) -> None:
+        """Go back to the newest file from before a corruption, or to the begin if that is not kept."""
+        found = [each for each in self.corrupt if each[0] is failure]
+        if not found:
+            return
+        _, clean, n_files = found[0]
+        keep = self.job.checkpoints.keep if self.job.checkpoints else None
+        is_kept = keep is None or self.steps.n_usable - n_files < keep
+        self._restart(failure, clean if is_kept else 0)
+
+    def _flap(self, failure: Failure) -> None:
+        """Let a link lose its rate for a while; evict its node after too many alerts."""
+        cause = self.cause_of(failure)
+        assert cause.lasts_s is not None
+        if parts_of.is_blocked(self.failures, failure):
+            self._lose(failure)
+            return
+        now_s = self.steps.now_s
+        alerts = self.failures.recovery.alerts
+        if alerts:
+            recent = [at_s for at_s in self.flaps.get(failure.first_node, ()) if at_s >= now_s - alerts.within_s]
+            self.flaps[failure.first_node] = [*recent, now_s]
+            if len(recent) + 1 >= alerts.count:
+                self._evict(failure)
+                return
+        self.after(now_s + cause.lasts_s, partial(self._heal, failure, self.steps.still_s))
+        if cause.share:
+            self.slow[failure.cause, failure.number] = failure
+            self._set_pace()
+        else:
+            self.steps.n_still += 1
+
+    def _heal(self, failure: Failure, still_s: float) -> None:
+        """End a flap."""
+        if self.cause_of(failure).share:
+            self.slow.pop((failure.cause, failure.number), None)
+            self._set_pace()
+        else:
+            self.steps.n_still -= 1
+            self._charge(failure, "step_time_deviation", self.steps.still_s - still_s)
+
+    def _evict(self, failure: Failure) -> None:
+        """Replace a node that still works: save first."""
+        self._plan(failure)
+
+    def _plan(self, failure: Failure) -> None:
+        """Interrupt the job as announced; without files or time to write one, steps repeat."""
+        notice_s = self.cause_of(failure).notice_s
+        can_save = self.steps.closing_s() <= (math.inf if notice_s is None else notice_s)
+        if self._others_go_on(failure):
+            self._leave(failure, is_planned=True)
+        elif self.job.checkpoints is not None and can_save:
+            self.steps.close()
+            self._restart(failure, self.steps.done)
+        else:
+            if notice_s is not None:
+                self.steps.advance(min(self.steps.now_s + notice_s, self.horizon_s), self.job.n_steps or math.inf)
+            self._restart(failure, self._usable(failure))
+
+    def _lose(self, failure: Failure) -> None:
+        """Lose processes or nodes at once."""
+        if self._others_go_on(failure):
+            self._leave(failure, is_planned=False)
+        else:
+            self._restart(failure, self._usable(failure))
+
+    def _usable(self, failure: Failure) -> int:
+        """Return the steps from which the job can go on after losing what a failure hits."""
+        n_lost_replicas = len(self._replicas(failure))
+        if self.failures.recovery.state == "replica" and n_lost_replicas < self.job.n_replicas:
+            return self.steps.done
+        files = self.job.checkpoints
+        is_node = self.cause_of(failure).is_of_node
+        n_lost = failure.n_nodes if is_node else 0
+        if files is not None and n_lost > {"process": 0, "node": 1, "all": math.inf}[files.survives]:
+            self.steps.forget_files()
+        return self.steps.newest or 0
+
+    # ---------------------------------------------------------------- restart
+
+    def _restart(self, failure: Failure, resume: int) -> None:
+        """End the attempt, recover, and begin the next one at a step."""
+        self._end_attempt(self.cause_of(failure).cause)
+        self._forget(failure, resume)
+        parts = self._recovery(failure)
+        while True:
+            interrupted_by = self._go_through(failure, parts)
+            if interrupted_by is None:
+                break
+            failure = interrupted_by
+            self._forget(failure, min(self.steps.done, self._usable(failure)))
+            parts = self._recovery(failure)
+        if not self.is_over:
+            self._resume()
+
+    def _forget(self, failure: Failure, resume: int) -> None:
+        """Go back to a step, and take everything that ends with the ranks as ended."""
+        n_done = self.steps.done
+        self._charge(failure, "wasted_progress", self.steps.go_back(resume))
+        self.n_repeated += n_done - resume
+        self.corrupt = [each for each in self.corrupt if each[2] < self.steps.n_usable and each[1] < resume]
+        self.absent.clear()
+        self._set_pace()
+
+    def _recovery(self, failure: Failure) -> Iterator[Part]:
+        """Yield the parts of a recovery."""
+        recovery = self.failures.recovery
+        found = parts_of.finding(self.failures, failure)
+        yield from found
+        yield "infrastructure_recovery", self._replaced(failure)
+        files = self.job.checkpoints
+        load_s = recovery.load_s if recovery.load_s is not None else files.load_s if files else 0.0
+        starting = parts_of.starting(recovery, self.job.n_ranks, load_s if self.steps.done else 0.0)
+        yield from parts_of.tried(recovery, starting, failure, self.chances)
+        yield parts_of.warming_up(recovery)
+
+    def _replaced(self, failure: Failure) -> float:
+        """Replace nodes if a failure asks for it; return the seconds until all nodes are there."""
+        cause = self.cause_of(failure)
+        recovery = self.failures.recovery
+        is_away = cause.effect == "planned"
+        can_stay = cause.effect in ("process", "hang") and not self.nodes.is_excluded(failure)
+        if cause.effect == "corruption" or can_stay:
+            if cause.again:
+                self.defects[failure.first_node if failure.n_nodes == 1 else -1] = failure
+            return 0.0
+        if is_away and not (cause.of == "node" and self.nodes.n_spares):
+            return cause.lasts_s or 0.0
+        hit = range(failure.first_node, failure.first_node + failure.n_nodes)
+        for node in hit:
+            self.defects.pop(node, None)
+        self.slow = {key: each for key, each in self.slow.items() if each.first_node not in hit}
+        self._set_pace()
+        return self.nodes.replace(
+            failure, self.steps.now_s, back_after_s=cause.lasts_s if is_away else recovery.repair_s
+        )
+
+    def _go_through(self, failure: Failure | None, parts: "list[Part] | Iterator[Part]") -> Failure | None:
+        """Spend the time of parts; return the failure that makes them begin anew, if one comes."""
+        for category, seconds in parts:
+            end_s = self.steps.now_s + seconds
+            while self.upcoming.at_s < min(end_s, self.horizon_s):
+                other = self.upcoming.pop()
+                if self._is_void(other):
+                    continue
+                self.losses[other.cause].n_failures += 1
+                if self.cause_of(other).effect in ("process", "node", "hang", "planned"):
+                    self._spend(failure, category, max(self.steps.now_s, other.at_s))
+                    return other
+                if self.cause_of(other).effect == "slow":
+                    self._begin_unnoticed(other)
+            if end_s == math.inf:
+                self.gave_up = True
+                end_s = self.steps.now_s
+                self.is_over = True
+            self._spend(failure, category, min(end_s, self.horizon_s))
+            if end_s >= self.horizon_s or self.is_over:
+                self.is_over = True
+                return None
+        return None
+
+    def _spend(self, failure: Failure | None, category: Category, until_s: float) -> None:
+        """Let time go by in which the job is down."""
+        self._charge(failure, category, until_s - self.steps.now_s)
+        self.steps.now_s = until_s
+
+    def _charge(self, failure: Failure | None, category: Category, seconds: float) -> None:
+        """Count seconds."""
+        into = self.own_s if failure is None else self.losses[failure.cause].seconds
+        into[category] = into.get(category, 0.0) + seconds
+
+    def _resume(self) -> None:
+        """Begin the first step of an attempt."""
+        self.n_attempts += 1
+        self.first_step_s = self.steps.now_s
+        self.first_step = self.steps.done
+        for key, failure in list(self.defects.items()):
+            again = self.cause_of(failure).again
+            assert again is not None
+            self.n_again += 1
+            if self.chances.of(failure, _AGAIN + self.n_again) < again.probability:
+                at_s = self.steps.now_s + again.after_s
+                self.after(at_s, partial(self._fail_again, replace(failure, at_s=at_s), self.n_attempts))
+            else:
+                del self.defects[key]
+
+    def _fail_again(self, failure: Failure, n_attempts: int) -> None:
+        """Let a failure come back, if its attempt is still the same."""
+        if n_attempts == self.n_attempts:
+            self.fail(failure)
+
+    # ---------------------------------------------------------------- with a replica less
+
+    def _replicas(self, failure: Failure) -> range:
+        """Return the replicas that a failure hits."""
+        size = self.job.ranks_per_replica or self.job.n_ranks
+        if self.cause_of(failure).of == "gpu" and not self.cause_of(failure).is_of_node:
+            return range(failure.rank // size, failure.rank // size + 1)
+        first = failure.first_node * self.job.gpus_per_node
+        last = first + failure.n_nodes * self.job.gpus_per_node - 1
+        return range(first // size, last // size + 1)
+
+    def _others_go_on(self, failure: Failure) -> bool:
+        """Tell whether the other replicas go on without those that a failure hits."""
+        if self.failures.on_failure != "continue":
+            return False
+        return len({*self.absent, *self._replicas(failure)}) < self.job.n_replicas
+
+    def _leave(self, failure: Failure, *, is_planned: bool) -> None:
+        """Let replicas leave: at once, or at the next average if there are several steps between two."""
+        steps = self.steps
+        leaving = [each for each in self._replicas(failure) if each not in self.absent]
+        notice_s = [seconds for _, seconds in ([] if is_planned else parts_of.finding(self.failures, failure)[:1])]
+        known_s = steps.now_s + math.fsum(notice_s)
+        every = self.job.average_every
+        if every == 1 and not is_planned:
+            self._charge(failure, "wasted_progress", steps.go_back(steps.done))
+        self._return_later(failure)
+        if not leaving:
+            return
+        since = steps.position % every
+        lost = 0.0 if is_planned else since * len(leaving) / self.job.n_replicas
+        boundary = math.ceil(steps.position / every) * every
+        self._set_pace(lost_samples=lost)
+        self.at_step(boundary, partial(self._form_again, failure, known_s, self.n_attempts))
+
+    def _form_again(self, failure: Failure, known_s: float, n_attempts: int) -> None:
+        """Wait until the others know that a replica has left, and form their groups without it."""
+        if n_attempts != self.n_attempts:
+            return
+        self._pause(failure, "infrastructure_recovery", known_s - self.steps.now_s)
+        self._pause(failure, *self._connecting())
+
+    def _connecting(self) -> Part:
+        """Return the part in which the replicas that are there form their groups."""
+        n_ranks = self.job.n_ranks * (self.job.n_replicas - len(self.absent)) // self.job.n_replicas
+        return parts_of.starting(self.failures.recovery, n_ranks, 0.0)[1]
+
+    def _pause(self, failure: Failure, category: Category, seconds: float) -> None:
+        """Let all ranks wait."""
+        if seconds > 0:
+            self._spend(failure, category, min(self.steps.now_s + seconds, self.horizon_s))
+
+    def _return_later(self, failure: Failure) -> None:
+        """Begin the recovery of the replicas that a failure hit, beside the training of the others."""
+        seconds = math.fsum(seconds for _, seconds in self._recovery(failure))
+        self.n_timers += 1
+        for each in self._replicas(failure):
+            self.absent[each] = self.n_timers
+        if seconds < math.inf:
+            self.after(self.steps.now_s + seconds, partial(self._is_ready, failure, self.n_timers))
+
+    def _is_ready(self, failure: Failure, token: int) -> None:
+        """Let replicas that are ready again join at the next average."""
+        if token in self.absent.values():
+            every = self.job.average_every
+            boundary = math.ceil(self.steps.position / every) * every
+            self.at_step(boundary, partial(self._join, failure, token))
+
+    def _join(self, failure: Failure, token: int) -> None:
+        """Take replicas back."""
+        if token not in self.absent.values():
+            return
+        self.absent = {each: of_each for each, of_each in self.absent.items() if of_each != token}
+        self._pause(failure, *self._connecting())
+        self._set_pace()
+
+    # ---------------------------------------------------------------- pace and result
+
+    def _set_pace(self, *, lost_samples: float = 0.0) -> None:
+        """Set the pace by what is slow and who is absent."""
+        factor = 1.0
+        cause = None
+        for failure in self.slow.values():
+            of_cause = self.cause_of(failure)
+            slower = of_cause.factor or self.job.slowed[of_cause.cause]
+            if slower > factor:
+                factor = slower
+                cause = failure.cause
+        share = 1.0 - len(self.absent) / self.job.n_replicas
+        self.steps.set_pace(Pace(self.step_s * factor, share, cause), lost_samples=lost_samples)
+
+    def _end(self) -> None:
+        self.is_over = True
+        self._end_attempt(None)
+
+    def _end_attempt(self, cause: str | None) -> None:
+        steps = self.steps
+        self.observe(Attempt(self.begin_s, self.first_step_s, steps.now_s, self.first_step, steps.done, cause))
+        self.begin_s = steps.now_s
+
+    def _result(self) -> Goodput:
+        """Add up where the time went."""
+        steps = self.steps
+        calm_s = self.job.step_s if self.job.calm_step_s is None else self.job.calm_step_s
+        kept_s, samples = steps.stretches[-1].at(steps.position)
+        self._charge_slow_steps()
+        seconds: _Seconds = dict.fromkeys(CATEGORIES, 0.0)
+        for into in (self.own_s, *(each.seconds for each in self.losses)):
+            for category, of_category_s in into.items():
+                seconds[category] += of_category_s
+        seconds["productive"] = samples * calm_s
+        seconds["absent_replicas"] = (steps.position - samples) * calm_s
+        seconds["step_time_deviation"] = kept_s - steps.position * calm_s + steps.still_s
+        seconds["checkpoint_save"] += steps.save_s
+        return Goodput(
+            seconds=seconds,
+            by_cause={cause.cause: each for cause, each in zip(self.failures.causes, self.losses, strict=True)},
+            total_s=steps.now_s,
+            n_steps=steps.done,
+            n_samples_share=samples / steps.position if steps.position else 1.0,
+            n_repeated=self.n_repeated,
+            n_attempts=self.n_attempts,
+            gave_up=self.gave_up,
+        )
+
+    def _charge_slow_steps(self) -> None:
+        """Count what steps that count took longer because of a cause."""
+        ends = [each.begin for each in self.steps.stretches[1:]] + [self.steps.position]
+        for stretch, end in zip(self.steps.stretches, ends, strict=True):
+            if stretch.pace.cause is not None:
+                longer_s = (end - stretch.begin) * (stretch.pace.step_s - self.step_s)
+                seconds = self.losses[stretch.pace.cause].seconds
+                seconds["step_time_deviation"] = seconds.get("step_time_deviation", 0.0) + longer_s
