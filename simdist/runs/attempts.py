@@ -24,7 +24,6 @@ from simdist.scenario.failure_sampling import Chances, Failure, failures_at_step
 from simdist.scenario.failures import Cause, Failures
 
 _Action: TypeAlias = Callable[[], None]
-_AGAIN = 0  # first lane of `Chances` for failures that come again
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 _Seconds: TypeAlias = dict[Category, float]
 
@@ -234,8 +233,8 @@ class _Run:
     flaps: dict[int, list[float]] = field(default_factory=dict)
     corrupt: list[tuple[Failure, int, int]] = field(default_factory=list)
     absent: dict[int, int] = field(default_factory=dict)
+    to_replace: list[Failure] = field(default_factory=list)
     n_timers: int = 0
-    n_again: int = 0
     n_attempts: int = 0
     n_repeated: int = 0
     begin_s: float = 0.0
@@ -269,8 +268,11 @@ class _Run:
         """Run the job to its end."""
         recovery = self.failures.recovery
         first = [*parts_of.starting(recovery, self.job.n_ranks, 0.0), parts_of.warming_up(recovery)]
-        self._go_through(None, first)
-        self._resume()
+        interrupted_by = self._go_through(None, first)
+        if interrupted_by is not None:
+            self._recover(interrupted_by)
+        elif not self.is_over:
+            self._resume()
         while not self.is_over:
             self._go_on()
         return self._result()
@@ -346,7 +348,7 @@ class _Run:
     def _find_slow(self, failure: Failure) -> None:
         if self.slow.pop((failure.cause, failure.number), None):
             self._set_pace()
-            self._evict(failure)
+            self._plan(failure)
 
     def _find_corruption(self, failure: Failure) -> None:
         """Go back to the newest file from before a corruption, or to the begin if that is not kept."""
@@ -371,7 +373,7 @@ class _Run:
             recent = [at_s for at_s in self.flaps.get(failure.first_node, ()) if at_s >= now_s - alerts.within_s]
             self.flaps[failure.first_node] = [*recent, now_s]
             if len(recent) + 1 >= alerts.count:
-                self._evict(failure)
+                self._plan(failure)
                 return
         self.after(now_s + cause.lasts_s, partial(self._heal, failure, self.steps.still_s))
         if cause.share:
@@ -389,12 +391,8 @@ class _Run:
             self.steps.n_still -= 1
             self._charge(failure, "step_time_deviation", self.steps.still_s - still_s)
 
-    def _evict(self, failure: Failure) -> None:
-        """Replace a node that still works: save first."""
-        self._plan(failure)
-
     def _plan(self, failure: Failure) -> None:
-        """Interrupt the job as announced; without files or time to write one, steps repeat."""
+        """Interrupt the job as announced, or to replace a node; without files or time to write one, steps repeat."""
         notice_s = self.cause_of(failure).notice_s
         can_save = self.steps.closing_s() <= (math.inf if notice_s is None else notice_s)
         if self._others_go_on(failure):
@@ -420,8 +418,9 @@ class _Run:
         if self.failures.recovery.state == "replica" and n_lost_replicas < self.job.n_replicas:
             return self.steps.done
         files = self.job.checkpoints
-        is_node = self.cause_of(failure).is_of_node
-        n_lost = failure.n_nodes if is_node else 0
+        cause = self.cause_of(failure)
+        goes_away = cause.is_of_node or (cause.effect == "planned" and cause.of in ("node", "domain"))
+        n_lost = failure.n_nodes if goes_away else 0
         if files is not None and n_lost > {"process": 0, "node": 1, "all": math.inf}[files.survives]:
             self.steps.forget_files()
         return self.steps.newest or 0
@@ -432,14 +431,16 @@ class _Run:
         """End the attempt, recover, and begin the next one at a step."""
         self._end_attempt(self.cause_of(failure).cause)
         self._forget(failure, resume)
-        parts = self._recovery(failure)
-        while True:
-            interrupted_by = self._go_through(failure, parts)
-            if interrupted_by is None:
-                break
+        self._recover(failure)
+
+    def _recover(self, failure: Failure) -> None:
+        """Go through the recovery from a failure, and from those that come meanwhile, until training goes on."""
+        interrupted_by: Failure | None = failure
+        while interrupted_by is not None:
             failure = interrupted_by
-            self._forget(failure, min(self.steps.done, self._usable(failure)))
-            parts = self._recovery(failure)
+            interrupted_by = self._go_through(failure, self._recovery(failure))
+            if interrupted_by is not None:
+                self._forget(interrupted_by, min(self.steps.done, self._usable(interrupted_by)))
         if not self.is_over:
             self._resume()
 
@@ -448,16 +449,17 @@ class _Run:
         n_done = self.steps.done
         self._charge(failure, "wasted_progress", self.steps.go_back(resume))
         self.n_repeated += n_done - resume
-        self.corrupt = [each for each in self.corrupt if each[2] < self.steps.n_usable and each[1] < resume]
+        self.corrupt = [each for each in self.corrupt if each[1] < resume]
         self.absent.clear()
         self._set_pace()
 
     def _recovery(self, failure: Failure) -> Iterator[Part]:
         """Yield the parts of a recovery."""
         recovery = self.failures.recovery
-        found = parts_of.finding(self.failures, failure)
-        yield from found
-        yield "infrastructure_recovery", self._replaced(failure)
+        self.to_replace.append(failure)
+        yield from parts_of.finding(self.failures, failure)
+        yield "infrastructure_recovery", max(map(self._replaced, self.to_replace))
+        self.to_replace.clear()
         files = self.job.checkpoints
         load_s = recovery.load_s if recovery.load_s is not None else files.load_s if files else 0.0
         starting = parts_of.starting(recovery, self.job.n_ranks, load_s if self.steps.done else 0.0)
@@ -467,23 +469,22 @@ class _Run:
     def _replaced(self, failure: Failure) -> float:
         """Replace nodes if a failure asks for it; return the seconds until all nodes are there."""
         cause = self.cause_of(failure)
-        recovery = self.failures.recovery
-        is_away = cause.effect == "planned"
+        hit = range(failure.first_node, failure.first_node + failure.n_nodes)
         can_stay = cause.effect in ("process", "hang") and not self.nodes.is_excluded(failure)
-        if cause.effect == "corruption" or can_stay:
+        if can_stay or cause.effect == "corruption":
             if cause.again:
                 self.defects[failure.first_node if failure.n_nodes == 1 else -1] = failure
             return 0.0
+        is_away = cause.effect == "planned"
         if is_away and not (cause.of == "node" and self.nodes.n_spares):
             return cause.lasts_s or 0.0
-        hit = range(failure.first_node, failure.first_node + failure.n_nodes)
         for node in hit:
             self.defects.pop(node, None)
+            self.flaps.pop(node, None)
         self.slow = {key: each for key, each in self.slow.items() if each.first_node not in hit}
         self._set_pace()
-        return self.nodes.replace(
-            failure, self.steps.now_s, back_after_s=cause.lasts_s if is_away else recovery.repair_s
-        )
+        back_after_s = cause.lasts_s if is_away else self.failures.recovery.repair_s
+        return self.nodes.replace(failure, self.steps.now_s, back_after_s=back_after_s)
 
     def _go_through(self, failure: Failure | None, parts: "list[Part] | Iterator[Part]") -> Failure | None:
         """Spend the time of parts; return the failure that makes them begin anew, if one comes."""
@@ -501,10 +502,9 @@ class _Run:
                     self._begin_unnoticed(other)
             if end_s == math.inf:
                 self.gave_up = True
-                end_s = self.steps.now_s
-                self.is_over = True
+                end_s = self.steps.now_s if self.horizon_s == math.inf else self.horizon_s
             self._spend(failure, category, min(end_s, self.horizon_s))
-            if end_s >= self.horizon_s or self.is_over:
+            if self.gave_up or end_s >= self.horizon_s:
                 self.is_over = True
                 return None
         return None
@@ -527,8 +527,7 @@ class _Run:
         for key, failure in list(self.defects.items()):
             again = self.cause_of(failure).again
             assert again is not None
-            self.n_again += 1
-            if self.chances.of(failure, _AGAIN + self.n_again) < again.probability:
+            if self.chances.next(failure) < again.probability:
                 at_s = self.steps.now_s + again.after_s
                 self.after(at_s, partial(self._fail_again, replace(failure, at_s=at_s), self.n_attempts))
             else:
@@ -564,7 +563,7 @@ class _Run:
         known_s = steps.now_s + math.fsum(notice_s)
         every = self.job.average_every
         if every == 1 and not is_planned:
-            self._charge(failure, "wasted_progress", steps.go_back(steps.done))
+            self._charge(failure, "wasted_progress", steps.lose_part())
         self._return_later(failure)
         if not leaving:
             return

@@ -155,22 +155,28 @@ class CheckpointedSteps:
         self.pace = pace
 
     def go_back(self, n_steps: int) -> float:
-        """Forget the steps after so many, and files that are not usable or hold more; return the seconds lost."""
-        before_s, _ = self.stretches[-1].at(self.position)
-        while self.stretches[-1].begin > n_steps:
-            self.stretches.pop()
-        last = self.stretches[-1]
-        seconds, samples = last.at(n_steps)
-        usable = self.newest
-        self._usable = usable if usable is None or usable <= n_steps else n_steps
+        """Go back to so many steps, without files of more steps and without that which is not usable yet.
+
+        Args:
+            n_steps: At most those that are done.
+
+        Returns:
+            Seconds of the steps that are lost, with the part of the one in progress.
+        """
+        newest = self.newest
         self.n_files = self.n_usable
+        if newest is not None and newest > n_steps:
+            assert self.checkpoints is not None
+            self.n_files -= math.ceil((newest - n_steps) / self.checkpoints.every_steps)
+            newest = n_steps or None
+        self._usable = newest
         self._pending = None
         self._is_due = False
-        self.done = n_steps
-        self.part = 0.0
-        if last.pace != self.pace:
-            self.stretches.append(Stretch(float(n_steps), seconds, samples, self.pace))
-        return before_s - seconds
+        return self._lose(n_steps)
+
+    def lose_part(self) -> float:
+        """Begin the step in progress anew, and return the seconds that it has taken."""
+        return self._lose(self.done)
 
     def forget_files(self) -> None:
         """Lose all files."""
@@ -205,6 +211,18 @@ class CheckpointedSteps:
         if self._pending is not None and self._pending_at_s > self.now_s:
             self.save_s += self._pending_at_s - self.now_s
             self.now_s = self._pending_at_s
+
+    def _lose(self, n_steps: int) -> float:
+        before_s, _ = self.stretches[-1].at(self.position)
+        while self.stretches[-1].begin > n_steps:
+            self.stretches.pop()
+        last = self.stretches[-1]
+        seconds, samples = last.at(n_steps)
+        self.done = n_steps
+        self.part = 0.0
+        if last.pace != self.pace:
+            self.stretches.append(Stretch(float(n_steps), seconds, samples, self.pace))
+        return before_s - seconds
 
     def _train(self, until_s: float, until_step: float) -> None:
         """Train until a file is due, or as long as asked for."""

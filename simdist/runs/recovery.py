@@ -25,7 +25,6 @@ Category: TypeAlias = Literal[
     "wasted_progress",
 ]
 Part: TypeAlias = tuple[Category, float]
-_FIRST_TRY = 1000  # lane of `Chances`
 
 
 @dataclass(slots=True)
@@ -134,8 +133,8 @@ def tried(recovery: Recovery, parts: list[Part], failure: Failure, chances: Chan
         yield from parts
         return
     lost: list[Part] = parts if tries.lost_s is None else [("infrastructure_recovery", tries.lost_s)]
-    for number in range(tries.most):
-        if chances.of(failure, _FIRST_TRY + number) < tries.success:
+    for _ in range(tries.most):
+        if chances.next(failure) < tries.success:
             yield from parts
             return
         yield from lost

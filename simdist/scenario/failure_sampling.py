@@ -89,10 +89,14 @@ class Chances:
     """
 
     seed: int
+    _n_drawn: dict[tuple[int, int], int] = field(default_factory=dict)
     _known: dict[tuple[int, int, int], _Floats] = field(default_factory=dict)
 
-    def of(self, failure: Failure, lane: int) -> float:
-        """Return a number above 0 and below 1 that belongs to the failure and the lane, 0 or more."""
+    def next(self, failure: Failure) -> float:
+        """Return the next number above 0 and below 1 that belongs to a failure."""
+        which = (failure.cause, failure.number)
+        lane = self._n_drawn.get(which, 0)
+        self._n_drawn[which] = lane + 1
         tile, place = divmod(failure.number, _TILE)
         key = (failure.cause, lane, tile)
         if key not in self._known:
