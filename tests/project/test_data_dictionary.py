@@ -114,6 +114,24 @@ steps: 2
 schedules: [fsdp, sync]
 """
 
+FAILING = """\
+cluster: {nodes: 2, gpus_per_node: 1, fabric: ideal, network: ideal, storage: {latency: 2 ms, bandwidth: 1 GB/s}}
+workload: {tensors: [{name: all, count: 9}], batch_size: 1, forward: 1 s}
+steps: 2
+train_for: 2 days
+checkpoint: {every: 100, size: 5 GB}
+failures: {causes: [{cause: gpu, of: gpu, rate: 1 per day, effect: process}]}
+schedules: [sync, local-4]
+"""
+RECORDED = """\
+cluster: {nodes: 2, gpus_per_node: 1, fabric: ideal, network: ideal}
+workload: {tensors: [{name: all, count: 9}], batch_size: 1, forward: 1 s}
+steps: 2
+train_for: 100 steps
+failures: {causes: [{cause: recorded, effect: process, at: [20 s]}]}
+schedules: [sync]
+"""
+
 Found = dict[str, set[str]]
 """Column or key -> the types of its values."""
 
@@ -304,6 +322,20 @@ def of_limits(study: Study, _: Path) -> dict[str, Found]:
         result("compare", study.scenario, "--tolerable", "--loss", loss, "--seeds", "1") for loss in ("50%", "0.0001%")
     ]
     return {"simdist compare --tolerable": keys(found), "Tolerable stragglers": keys(each(found, "rows"))}
+
+
+def of_goodput(_: Study, folder: Path) -> dict[str, Found]:
+    found = []
+    for number, text in enumerate((FAILING, RECORDED)):
+        (folder / f"{number}.yaml").write_text(text, encoding="utf-8")
+        found.append(result("goodput", folder / f"{number}.yaml", "--price", "2", "--seeds", "2"))
+    rows, curves = each(found, "rows"), each(found, "curves")
+    return {
+        "simdist goodput": keys(found),
+        "Goodput of a schedule": keys(rows),
+        "A curve of goodput": keys(curves),
+        "A point of a curve of goodput": keys(each(curves, "points")),
+    }
 
 
 def of_workloads(_: Study, __: Path) -> dict[str, Found]:
@@ -592,6 +624,7 @@ EVERYTHING = (
     of_collectives,
     of_data,
     of_limits,
+    of_goodput,
     of_workloads,
     of_calibration,
     of_imports,
