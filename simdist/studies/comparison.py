@@ -117,6 +117,7 @@ class Row:
             memory_nbytes (int): Of a sharded or too large model: peak bytes on a device.
             memory_of_nbytes (object): The same by use: `parameters`, `optimizer`, `units` (gathered parameters),
                 `gradients`, `activations`, `communication`, `other`.
+            goodput, ettr (float): Only with `failures`: shares of the whole job, as in "Goodput of a schedule".
             step_s_range90, speedup_range90 (list): With `uncertain` values: `[low, high]`, 90 % intervals from seeds,
                 these values and published errors.
         """
@@ -438,7 +439,7 @@ def measure_with_additions(
     for facet in facets:
         value = facet.measure_again(scenario, measured.step_s, again)
         if value is None:
-            value = facet.measure_built(scenario, built)
+            value = facet.measure_built(scenario, built, n_seeds=n_seeds)
         if value is not None:
             measured = replace(measured, facets=measured.facets.changed(facet, value))
     return corrected(scenario, built, with_draws(scenario, built, measured, progress=progress, draw=draw))

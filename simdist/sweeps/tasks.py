@@ -166,7 +166,7 @@ def _measure(task: Task, row: RowKey, scenario: Scenario | None, batch: TaskBatc
     measured = measure(its, built, n_seeds=batch.n_seeds, engine=batch.engine, facets=facets.FACETS)
     measured = corrected(its, built, measured)
     for facet in facets.FACETS:
-        if (value := facet.measure_built(its, built)) is not None:
+        if (value := facet.measure_built(its, built, n_seeds=batch.n_seeds)) is not None:
             measured = replace(measured, facets=measured.facets.changed(facet, value))
     return record(measured)
 
@@ -188,6 +188,7 @@ def record(measured: ScheduleTimes) -> dict[str, object]:
         epochs_s (list): Only with a data set: time of each epoch (float), averaged over seeds.
         memory (object): Only of a sharded or too large model: `nbytes` (int), the peak on a device; `of` (object), the
             same by use; `limit_nbytes` (int or null); `not_counted` (str).
+        goodput, ettr (float): Only with failures: shares of the time of the whole job.
         failed, error (str): Kind of the error, and its message.
         crc32 (int): CRC-32 (zlib) of the line before `, "crc32"`, with `}` appended.
 
