@@ -33,10 +33,10 @@ from simdist.studies.comparison import measure_with_additions
 
 _SURVIVES: dict[Destination, Survives] = {"storage": "all", "peer": "node", "disk": "process"}
 _LOSING = ("process", "node", "hang", "slow", "corruption")  # effects that end an attempt
-_ENOUGH_FAILURES = 3000  # in all seeds of a search together
+_ENOUGH_FAILURES = 1000  # in all seeds of a search together
 _LEAST_SEEDS = 2
-_WIDEST = 16.0  # ratio of the ends of a search to Young's interval
-_N_HALVINGS = 3  # of the ratio between the intervals that a search tries
+_FIRST_FACTOR = 2.0  # between intervals that a search tries
+_LAST_FACTOR = 1.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +187,12 @@ def search_seeds(scenario: Scenario, failures: Failures, suffering: TrainingJob,
 def best_interval(failures: Failures, trained: SteadySchedule, seeds: Sequence[int]) -> int | None:
     """Return the steps between checkpoints with which most is trained per second; None without files or rates.
 
-    Intervals around Young's are tried, whole periods long: first a factor of 2 apart, then twice as close to each other
-    around the best one, and so on. All meet the same failures.
+    The search begins at Young's interval, in whole periods. It goes to half of an interval or to its double while that
+    trains more, and then on by smaller factors. All intervals meet the same failures.
     """
     of_young_s = young_s(failures, trained)
     if of_young_s is None:
         return None
-    center = of_young_s / (trained.job.step_s * trained.period)
     tried: dict[int, float] = {}
 
     def trained_with(n_periods: int) -> float:
@@ -202,14 +201,13 @@ def best_interval(failures: Failures, trained: SteadySchedule, seeds: Sequence[i
             tried[n_periods] = float(found.trained_per_s.mean())
         return tried[n_periods]
 
-    ratio = _WIDEST
-    best = max(1, round(center))
-    candidates = [center * 2.0**power for power in range(-int(math.log2(_WIDEST)), int(math.log2(_WIDEST)) + 1)]
-    for halving in range(_N_HALVINGS + 1):
-        counts = sorted({max(1, round(each)) for each in candidates})
-        best = max([*counts, best], key=trained_with)
-        ratio = 2.0 ** (0.5 ** (halving + 1))
-        candidates = [best / ratio, best * ratio]
+    best = max(1, round(of_young_s / (trained.job.step_s * trained.period)))
+    factor = _FIRST_FACTOR
+    while factor >= _LAST_FACTOR:
+        others = (max(1, round(best / factor)), round(best * factor))
+        better = max((best, *others), key=trained_with)
+        factor = math.sqrt(factor) if better == best else factor
+        best = better
     return best * trained.period
 
 
