@@ -112,8 +112,8 @@ def compared(values: torch.Tensor, density: float, repetitions: int) -> Iterator
 
 
 def chosen(values: torch.Tensor, k: int, method: SelectMethod) -> torch.Tensor:
-    """Return the selected values, of the same random stretch or sample each time."""
-    return select_largest(values, k, method, generator=torch.Generator().manual_seed(1))[0]
+    """Return the selected values, by this project's kernels, of the same random stretch or sample each time."""
+    return select_largest(values, k, method, generator=torch.Generator().manual_seed(1), kernels_from=0)[0]
 
 
 def medians(

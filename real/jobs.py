@@ -17,6 +17,7 @@ from real.data.inputs import BatchFeed, InputReader, batch_buffers
 from real.data.sample_index import check_labels
 from real.execution.gpu import Spin
 from real.execution.running import MakeProgram, ProgramSpec
+from real.kernels.topk import KERNELS_FROM
 from real.models import TrainingJob
 from real.programs.base import Program
 from real.programs.binding import Binding
@@ -189,7 +190,14 @@ def program_spec(
     if build is None:
         return ProgramSpec(name, buffers, emulated_maker(rank, device, run, source, checkpoints))
     make = model_maker(rank, device, run, build, source, precision=precision, checkpoints=checkpoints)
-    return ProgramSpec(f"{name} {precision}", buffers, make, precision=precision, gives_back=True)
+    return ProgramSpec(
+        f"{name} {precision}",
+        buffers,
+        make,
+        precision=precision,
+        gives_back=True,
+        kernels_from=run.scenario.cluster.device.select_kernels_from or KERNELS_FROM,
+    )
 
 
 def emulated_maker(

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from real.buffers import transforms
 from real.buffers.memory import Memory
 from real.collectives import byte_transfer
 from real.collectives.worlds import ProcessWorld, check_order_of_issue, groups_of, late_servers, scratch_nbytes
+from real.kernels.topk import KERNELS_FROM
 from real.processes.heartbeat import Guard
 from real.processes.launch import Connection
 from real.recording.clock import Clocks, agree_on_start_s, compare_clocks
@@ -134,6 +136,7 @@ def open_session(
     buffers: Collection[str],
     in_place: Mapping[str, str] = MappingProxyType({}),
     recording: Recording | None = None,
+    kernels_from: int = KERNELS_FROM,
 ) -> Session:
     """Make the parts of a run that follow the connection, the plan and the delays. All ranks take part.
 
@@ -144,13 +147,21 @@ def open_session(
         buffers: Names of the buffers that need memory.
         in_place: Buffers that share the memory of another; see `Memory`.
         recording: Where to record times. None records nothing.
+        kernels_from: See `real.kernels.topk.TopK`.
 
     Raises:
         RunError: There is not enough memory, times cannot be recorded, a rank is missing, or see
             `check_order_of_issue`.
     """
     check_order_of_issue(plan, connection.backend)
-    memory = Memory(plan, connection.device, buffers, scratch_nbytes=scratch_nbytes(plan), in_place=in_place)
+    memory = Memory(
+        plan,
+        connection.device,
+        buffers,
+        scratch_nbytes=scratch_nbytes(plan) + transforms.selecting_nbytes(plan, connection.device, kernels_from),
+        in_place=in_place,
+        kernels_from=kernels_from,
+    )
     world = _make_world(connection, plan)
     recorder = None if recording is None else _make_recorder(connection, plan, recording)
     return Session(connection, plan, delays, memory, world, recorder, connection.guard)

@@ -110,7 +110,7 @@ def read_content(
     return b"".join(parts)
 
 
-def lines_of(file: IO[bytes]) -> Iterator[bytes]:
+def lines_of(file: IO[bytes] | BufferedReader | gzip.GzipFile) -> Iterator[bytes]:
     """Yield the lines of a file with their breaks.
 
     Raises:

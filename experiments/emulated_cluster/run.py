@@ -152,26 +152,6 @@ def tables(chosen: Study, results: dict[Shape, list[Result]]) -> dict[str, str]:
     return found
 
 
-def front_page(results: dict[Shape, list[Result]]) -> dict[str, str]:
-    """Return the table of the page on trust."""
-    shown = {shape: results[shape] for shape in study.SHAPES}
-    rows = [
-        *study.front_table(shown, "2 MB", "none"),
-        "",
-        "With 4 % of the ranks late by 100 ms in each step:",
-        "",
-        *study.front_table(shown, "2 MB", "4 % late by 100 ms"),
-    ]
-    return {"emulated": "\n".join(rows)}
-
-
-def write_pages(chosen: Study, results: dict[Shape, list[Result]]) -> None:
-    """Write the tables into the pages that show them."""
-    write_tables(HERE / "README.md", tables(chosen, results))
-    if chosen is SYNCHRONIZATION:
-        write_tables(HERE.parents[1] / "docs" / "background" / "validity.md", front_page(results))
-
-
 def study_storage(arguments: argparse.Namespace) -> int:
     """Run the study of storage, or print its tables."""
     import storage_run  # it takes torch and Pillow; tables of the other studies take neither
@@ -232,7 +212,7 @@ def main() -> int:
     else:
         results = run(chosen, tiny=arguments.tiny, write=arguments.write, keep=arguments.keep)
     if arguments.write:
-        write_pages(chosen, results)
+        write_tables(HERE / "README.md", tables(chosen, results))
     if arguments.json:
         print(json.dumps({shape.name: [each.row() for each in rows] for shape, rows in results.items()}))
     else:

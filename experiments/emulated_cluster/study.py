@@ -449,19 +449,6 @@ def _step_ms(result: Result, which: Literal["predicted", "measured"]) -> str:
     return f"{1e3 * seconds / result.steps:.1f}"
 
 
-def front_table(results: dict[Shape, list[Result]], model: str, trouble: str) -> Iterator[str]:
-    """Yield predicted and measured step time of every schedule on every shape, for one model."""
-    shapes = [shape.title for shape in results]
-    yield "| schedule | " + " | ".join(f"{title}: predicted | measured | error" for title in shapes) + " |"
-    yield "|---|" + "---|---|---|" * len(shapes)
-    chosen = [[each for each in rows if (each.model, each.trouble) == (model, trouble)] for rows in results.values()]
-    for row in zip(*chosen, strict=True):
-        cells = [
-            f"{_step_ms(each, 'predicted')} ms | {_step_ms(each, 'measured')} ms | {each.error:+.1%}" for each in row
-        ]
-        yield f"| `{row[0].schedule}` | " + " | ".join(cells) + " |"
-
-
 def held_table(results: list[Result]) -> Iterator[str]:
     """Yield for how long each link held operations up, of all ranks together."""
     yield "| trouble | schedule | link | predicted, rank-seconds | measured |"

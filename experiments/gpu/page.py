@@ -142,7 +142,23 @@ def selection(rows: Rows) -> list[str]:
         if "method" in row
     ]
     (copy_Bps,) = (row["copy_Bps"] for row in rows if "copy_Bps" in row)
-    return [f"A copy reads and writes {copy_Bps / 1e9:,.0f} GB/s.", "", *table(headings, cells), *_kernels(rows)]
+    said = f"A copy reads and writes {copy_Bps / 1e9:,.0f} GB/s."
+    return [said, "", *table(headings, cells), *_recorded(rows), *_kernels(rows)]
+
+
+def _recorded(rows: Rows) -> list[str]:
+    """Return the lines on selections performed as CUDA graphs, if they were measured."""
+    cells = [
+        (f"2^{row['recorded_log2_size']}", f"{row['kernels_ms']:.3f} ms", f"{row['torch_ms']:.3f} ms")
+        for row in rows
+        if "recorded_log2_size" in row
+    ]
+    if not cells:
+        return []
+    (kernels_from,) = (row["kernels_from"] for row in rows if "kernels_from" in row)
+    said = "With the residual, as a CUDA graph, 1 % of float32. MSTopK by kernels is faster from "
+    said += f"{kernels_from:,} elements on:"
+    return ["", said, "", *table(("elements", "by kernels", "by `torch.topk`"), cells)]
 
 
 def _kernels(rows: Rows) -> list[str]:

@@ -4,6 +4,9 @@ A row per size, type, density and method, then a row per kernel of each method o
 magnitudes that are ready; the others compute them. The floor is the time in which the GPU's memory can deliver the
 vector once, at the bandwidth of a copy, whose reads and writes both count. The invariants are those of error feedback:
 exactly k entries are taken, each once, and what is taken and what is left add up to the vector, to the last bit.
+
+The methods run by kernels at all sizes, launched one by one. Then selections are measured as a run performs them, as
+CUDA graphs: by kernels and by torch.
 """
 
 import sys
@@ -24,6 +27,8 @@ def run(part: common.Part) -> None:
     """Emit the bandwidth of a copy, then a row per method."""
     import torch
 
+    from real.calibration import machine
+
     device = torch.device(part.device)
     copy_Bps = _copy_Bps(device, 1 << 20 if part.dry_run else COPY_NBYTES)
     part.emit({"copy_Bps": copy_Bps})
@@ -33,6 +38,12 @@ def run(part: common.Part) -> None:
             for density in DENSITIES:
                 for row in _methods(values, max(1, int(density * values.numel())), copy_Bps):
                     part.emit({"log2_size": log2_size, "dtype": dtype, "density": density, **row})
+    seconds = machine.select_s(device, (12,) if part.dry_run else LOG2_SIZES)
+    for count, (kernels_s, torch_s) in seconds.items():
+        part.emit(
+            {"recorded_log2_size": count.bit_length() - 1, "kernels_ms": 1e3 * kernels_s, "torch_ms": 1e3 * torch_s}
+        )
+    part.emit({"kernels_from": machine.fastest_from(seconds)})
     if not part.dry_run:
         values = torch.randn(2 ** LOG2_SIZES[-1], device=device)
         for row in _kernels(values, max(1, int(DENSITIES[-1] * values.numel()))):

@@ -20,6 +20,8 @@ from typing import Literal, TypeAlias, final
 import torch
 from torch import Tensor
 
+from real.kernels.graphs import Graphs
+from real.kernels.topk import KERNELS_FROM
 from simdist.errors import RunError
 from simdist.machine import free_memory_nbytes
 from simdist.plan import Buffer, Plan, ops
@@ -58,9 +60,13 @@ class Memory:
         n_ranks: Number of ranks to stack. All shapes begin with `n_ranks`, and `row` returns one of them.
         scratch_nbytes: Memory that collectives or computing will need on the device besides the buffers.
         in_place: Name of a buffer -> name of the buffer that it shares memory with, see `buffers_in_place`.
+        kernels_from: See `real.kernels.topk.TopK`.
 
     Attributes:
+        device: As given.
         n_ranks: Number of stacked ranks; None for one rank without an axis.
+        kernels_from: As given.
+        graphs: Recorded operations on the buffers; None if they are not on a GPU.
 
     Raises:
         RunError: The buffers do not fit.
@@ -75,10 +81,13 @@ class Memory:
         n_ranks: int | None = None,
         scratch_nbytes: int = 0,
         in_place: Mapping[str, str] = MappingProxyType({}),
+        kernels_from: int = KERNELS_FROM,
     ) -> None:
         wanted = [buffer for buffer in plan.buffers if buffer.name in names and buffer.name not in in_place]
-        self._device = device
+        self.device = device
         self.n_ranks = n_ranks
+        self.kernels_from = kernels_from
+        self.graphs = Graphs(device) if device.type == "cuda" else None
         self._buffers = {buffer.name: buffer for buffer in wanted}
         self._kept: frozenset[str] = frozenset()
         self._check_fits(plan, scratch_nbytes)
@@ -164,18 +173,18 @@ class Memory:
 
     def _zeros(self, buffer: Buffer, dtype: torch.dtype) -> Tensor:
         on_host = buffer.place == "host"
-        pinned = on_host and self._device.type == "cuda"
+        pinned = on_host and self.device.type == "cuda"
         shape = (buffer.count,) if self.n_ranks is None else (self.n_ranks, buffer.count)
-        return torch.zeros(shape, dtype=dtype, device="cpu" if on_host else self._device, pin_memory=pinned)
+        return torch.zeros(shape, dtype=dtype, device="cpu" if on_host else self.device, pin_memory=pinned)
 
     def _check_fits(self, plan: Plan, scratch_nbytes: int) -> None:
-        on_gpu = self._device.type == "cuda"
-        for place, free_nbytes in (("device", _free_nbytes(self._device)), ("host", _free_nbytes(torch.device("cpu")))):
+        on_gpu = self.device.type == "cuda"
+        for place, free_nbytes in (("device", _free_nbytes(self.device)), ("host", _free_nbytes(torch.device("cpu")))):
             nbytes = sum(buffer.nbytes for buffer in self._buffers.values() if buffer.place == place)
             nbytes = nbytes * (self.n_ranks or 1) + (scratch_nbytes if place == "device" else 0)
             if nbytes > free_nbytes:
                 beside = " and beside them" if scratch_nbytes else ""
-                where = f"{self._device}" if on_gpu and place == "device" else "the host"
+                where = f"{self.device}" if on_gpu and place == "device" else "the host"
                 raise RunError(
                     f"plan {plan.name} needs {nbytes / 1e9:.3g} GB for its buffers{beside}; {where} has "
                     f"{free_nbytes / 1e9:.3g} GB free: run a smaller model, or fewer ranks on this machine"

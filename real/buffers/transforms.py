@@ -9,17 +9,23 @@ does not matter.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TypeAlias, assert_never
 
 import torch
 from torch import Tensor
 
-from real.buffers.memory import Memory
+from real.buffers.memory import TORCH_DTYPES, Memory
 from real.kernels import lowrank, topk
-from simdist.plan import Plan, ops
+from real.kernels.thresholds import uniform
+from simdist.plan import Buffer, Plan, ops
 from simdist.plan.group import MAX_WORLD_SIZE
+from simdist.plan.lanes import Lane
 
-Transform: TypeAlias = ops.Select | ops.Merge | ops.Densify | ops.LowRank | ops.Pack | ops.Unpack | ops.Combine
+_OnSparse: TypeAlias = ops.Select | ops.Merge | ops.Densify
+Transform: TypeAlias = _OnSparse | ops.LowRank | ops.Pack | ops.Unpack | ops.Combine
+
+_CPU = torch.device("cpu")
 
 
 def transform(memory: Memory, op: Transform, *, step: int, rank: int) -> None:
@@ -34,14 +40,15 @@ def transform(memory: Memory, op: Transform, *, step: int, rank: int) -> None:
     """
     match op:
         case ops.Select() | ops.Merge() | ops.Densify() | ops.LowRank() if memory.n_ranks is not None:
-            for number in range(memory.n_ranks):
-                transform(memory.row(number), op, step=step, rank=rank + number)
-        case ops.Select():
-            _select(memory, op, torch.Generator().manual_seed(step * MAX_WORLD_SIZE + rank))
-        case ops.Merge():
-            _merge(memory, op)
-        case ops.Densify():
-            _densify(memory, op)
+            for row in range(memory.n_ranks):
+                transform(memory.row(row), op, step=step, rank=rank + row)
+        case ops.Select() | ops.Merge() | ops.Densify():
+            seed = step * MAX_WORLD_SIZE + rank
+            drawn = uniform(torch.Generator().manual_seed(seed), _CPU).item() if isinstance(op, ops.Select) else 0.0
+            tensors = _tensors(memory, op)
+            if memory.graphs is None or not memory.graphs.replay(op, tensors, drawn):
+                number = partial(torch.full, (), drawn, dtype=torch.float64, device=tensors[0].device)
+                _on_sparse(memory, op, number)
         case ops.LowRank():
             _low_rank(memory, op)
         case ops.Pack():
@@ -57,6 +64,8 @@ def transform(memory: Memory, op: Transform, *, step: int, rank: int) -> None:
 def warm_up_transforms(plan: Plan, memory: Memory) -> None:
     """Perform each such operation of a plan once to compile or load kernels, and leave the buffers unchanged.
 
+    On a GPU, those on sparse buffers are also recorded as graphs.
+
     Args:
         plan: The plan to perform.
         memory: Buffers of this rank, with all indices within their vectors.
@@ -67,6 +76,52 @@ def warm_up_transforms(plan: Plan, memory: Memory) -> None:
         transform(memory, op, step=0, rank=0)
         for tensor, contents in zip(tensors, before, strict=True):
             tensor.copy_(contents)
+        if memory.graphs is not None and memory.n_ranks is None and isinstance(op, _OnSparse):
+            memory.graphs.record(op, op.lane, _tensors(memory, op), partial(_enqueue, memory, op))
+
+
+def selections(plan: Plan, memory: Memory) -> dict[str, str]:
+    """Return, for each buffer that a selection fills, how its entries are found: a `Way`, and whether by a graph."""
+    found = {}
+    for op in dict.fromkeys(op for body in plan.bodies for op in body if isinstance(op, ops.Select)):
+        if op.residual in memory:
+            way = _selection(op, plan.buffer(op.residual), memory.device, memory.kernels_from).way
+            is_recorded = memory.graphs is not None and op in memory.graphs
+            found[op.dst] = f"{way}, recorded" if is_recorded else way
+    return found
+
+
+def selecting_nbytes(plan: Plan, device: torch.device, kernels_from: int) -> int:
+    """Return the bytes that the selections of a rank need besides the buffers. Those of a lane share them."""
+    needed: dict[Lane, int] = {}
+    for op in dict.fromkeys(op for body in plan.bodies for op in body if isinstance(op, ops.Select)):
+        nbytes = _selection(op, plan.buffer(op.residual), device, kernels_from).scratch_nbytes
+        needed[op.lane] = max(needed.get(op.lane, 0), nbytes)
+    return sum(needed.values())
+
+
+def _selection(op: ops.Select, residual: Buffer, device: torch.device, kernels_from: int) -> topk.TopK:
+    return topk.TopK(residual.count, op.k, op.method, TORCH_DTYPES[residual.dtype], device, kernels_from)
+
+
+def _tensors(memory: Memory, op: _OnSparse) -> tuple[Tensor, ...]:
+    """Return all tensors that an operation reads or writes."""
+    names = dict.fromkeys((*ops.reads(op), *ops.writes(op)))
+    return tuple(tensor for name in names for tensor in memory.tensors(name))
+
+
+def _enqueue(memory: Memory, op: _OnSparse, drawn: Tensor) -> None:
+    _on_sparse(memory, op, lambda: drawn)
+
+
+def _on_sparse(memory: Memory, op: _OnSparse, draw: topk.DrawNumber) -> None:
+    match op:
+        case ops.Select():
+            _select(memory, op, draw)
+        case ops.Merge():
+            _merge(memory, op)
+        case ops.Densify():
+            _densify(memory, op)
 
 
 def copy(memory: Memory, op: ops.Copy, *, rank: int) -> None:
@@ -79,7 +134,7 @@ def copy(memory: Memory, op: ops.Copy, *, rank: int) -> None:
         dst.copy_(taken, non_blocking=True)
 
 
-def _select(memory: Memory, op: ops.Select, generator: torch.Generator) -> None:
+def _select(memory: Memory, op: ops.Select, draw: topk.DrawNumber) -> None:
     """Take the largest magnitudes of the gradient plus the residual; the rest stays in the residual.
 
     If values are converted to a type of fewer bits, the lost precision also stays in the residual.
@@ -90,7 +145,7 @@ def _select(memory: Memory, op: ops.Select, generator: torch.Generator) -> None:
     residual = memory.dense(op.residual)
     taken = memory.sparse(op.dst)
     residual.add_(memory.dense(op.src))
-    values, indices = topk.select_largest(residual, op.k, op.method, generator=generator)
+    values, indices = topk.select_drawn(residual, op.k, op.method, draw, kernels_from=memory.kernels_from)
     taken.values.copy_(values)
     taken.indices.copy_(indices)
     residual.index_copy_(0, indices.long(), _lost(values, taken.values))
@@ -110,7 +165,7 @@ def _merge(memory: Memory, op: ops.Merge) -> None:
     kept = memory.sparse(op.dst)
     residual = memory.dense(op.residual)
     sums, indices = _summed(given.values.to(residual.dtype), given.indices)
-    values, places = topk.select_largest(sums, kept.values.numel(), "exact")
+    values, places = topk.select_largest(sums, kept.values.numel(), "exact", kernels_from=memory.kernels_from)
     places = places.long()
     kept.values.copy_(values)
     kept.indices.copy_(indices[places])

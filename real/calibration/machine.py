@@ -4,7 +4,7 @@ import platform
 import statistics
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +13,11 @@ import torch
 
 from real import models
 from real.buffers.memory import Memory
+from real.buffers.transforms import transform, warm_up_transforms
 from real.collectives.byte_transfer import gather_rows
 from real.execution.running import ProgramSpec, perform_run
 from real.kernels.lowrank import orthonormalize
+from real.kernels.thresholds import can_use_triton
 from real.processes.launch import Connection
 from real.programs.base import Program
 from real.programs.emulated import EmulatedProgram
@@ -33,6 +35,8 @@ from simdist.settings.precision import Precision, Utilization
 _GPU_NBYTES = 2**29
 _CPU_NBYTES = 2**26
 _FACTOR = (4096, 4)  # of PowerSGD
+_LOG2_SELECTED = range(16, 28)  # sizes of vectors
+_SELECTED_SHARE = 0.01
 _N_COPIES = 10
 _N_IDLE = 100
 _IDLE_S = 2e-3
@@ -81,7 +85,7 @@ def source(connection: Connection, n_nodes: int) -> str:
 
 
 def measure_device(connection: Connection) -> Device:
-    """Measure a copy within memory, one from the host to a GPU, and PowerSGD's kernel, on all ranks at once."""
+    """Measure copies within memory and to a GPU, PowerSGD's kernel and selections, on all ranks at once."""
     device = connection.device
     nbytes = _GPU_NBYTES if device.type == "cuda" else _CPU_NBYTES
     src, dst = (torch.ones(nbytes, dtype=torch.uint8, device=device) for _ in range(2))
@@ -96,7 +100,56 @@ def measure_device(connection: Connection) -> Device:
     pinned = torch.ones(nbytes, dtype=torch.uint8, pin_memory=True)
     connection.barrier("host bandwidth")
     host_Bps = nbytes / _median_of_ranks(_laps_s(device, lambda: dst.copy_(pinned, non_blocking=True)))
-    return found.model_copy(update={"host_bandwidth_Bps": host_Bps})
+    connection.barrier("selections")
+    found = found.model_copy(update={"host_bandwidth_Bps": host_Bps})
+    if not can_use_triton(device, torch.float32):
+        return found
+    kernels_from = int(_median_of_ranks(fastest_from(select_s(device))))
+    return found.model_copy(update={"select_kernels_from": kernels_from})
+
+
+def select_s(device: torch.device, log2_sizes: Iterable[int] = _LOG2_SELECTED) -> dict[int, tuple[float, float]]:
+    """Measure selections as a run performs them.
+
+    Args:
+        device: A GPU.
+        log2_sizes: Sizes of the vectors.
+
+    Returns:
+        Elements -> seconds by kernels, and by `torch.topk`.
+    """
+    found = {}
+    for count in (2**each for each in log2_sizes):
+        op = ops.Select("grad", "top", "residual", int(_SELECTED_SHARE * count), "mstopk")
+        dense = (Buffer(name, count, initialized=True) for name in ("grad", "residual"))
+        plan = Plan.from_steps(
+            "selecting", world_size=1, buffers=(*dense, Buffer("top", op.k, sparse=True)), steps=[(op,)]
+        )
+        kernels_s, torch_s = (_select_by(plan, op, device, kernels_from) for kernels_from in (0, count + 1))
+        found[count] = kernels_s, torch_s
+    return found
+
+
+def _select_by(plan: Plan, op: ops.Select, device: torch.device, kernels_from: int) -> float:
+    memory = Memory(plan, device, {buffer.name for buffer in plan.buffers}, kernels_from=kernels_from)
+    memory.dense("grad").normal_()
+    warm_up_transforms(plan, memory)
+    return _laps_s(device, lambda: transform(memory, op, step=0, rank=0))
+
+
+def fastest_from(seconds: Mapping[int, tuple[float, float]]) -> int:
+    """Return the smallest size from which the first of two ways is not slower at any size; beyond all if it never is.
+
+    >>> fastest_from({1024: (2e-6, 1e-6), 2048: (2e-6, 2e-6), 4096: (2e-6, 4e-6)})
+    2048
+    """
+    best = 2 * max(seconds)
+    for count in sorted(seconds, reverse=True):
+        first_s, second_s = seconds[count]
+        if first_s > second_s:
+            break
+        best = count
+    return best
 
 
 def measure_handover(connection: Connection) -> float:

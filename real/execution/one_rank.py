@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from real.buffers import transforms
 from real.buffers.memory import Memory
 from real.execution.executor import Executor, World
 from real.execution.gpu import await_kernels, count_memory
@@ -93,7 +94,13 @@ def perform_among_simulated(
         RunError: Something failed.
     """
     watch = _LocalWatch()
-    memory = Memory(plan, device, program.buffers)
+    memory = Memory(
+        plan,
+        device,
+        program.buffers,
+        scratch_nbytes=transforms.selecting_nbytes(plan, device, program.kernels_from),
+        kernels_from=program.kernels_from,
+    )
     made = program.make(memory, watch.failed)
     on_gpu = device.type == "cuda"
     world = _world(plan, peers, device, channels, watch.failed)
@@ -130,5 +137,6 @@ def perform_among_simulated(
         device=device,
         makespan_s=makespan_s,
         buffers_nbytes=(executor.peak_nbytes,),
+        selections=transforms.selections(plan, memory),
     )
     return OneRank(times_s, world.ends_s(), report)

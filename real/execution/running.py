@@ -13,12 +13,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from real.buffers import transforms
 from real.buffers.memory import Memory
 from real.collectives.byte_transfer import gather_texts
 from real.collectives.worlds import ProcessWorld, check_performable
 from real.execution.executor import Executor, World
 from real.execution.gpu import await_kernels, count_memory, most_allocated_nbytes
 from real.execution.streams import Lanes
+from real.kernels.topk import KERNELS_FROM
 from real.processes.heartbeat import Guard
 from real.processes.launch import Connection
 from real.programs.base import Program
@@ -53,6 +55,8 @@ class RunReport:
         buffers_nbytes: Peak bytes of the plan's buffers on each rank.
         allocated_nbytes: Peak bytes of all tensors on each rank's GPU (`torch.cuda.max_memory_allocated`). Null on
             CPUs.
+        selections: By buffer, how rank 0 finds its largest entries: `torch.topk`; by `groups` on a CPU; by `kernels` of
+            simdist on a GPU; `trivial` if all or none are taken. `recorded` as a CUDA graph.
         tracing_s, tracing_share: Time of a rank for recording times, and its share of the makespan.
         reads: With a data set: "Sums of what was read".
         links: Only with misbehaving links: the value of `--links`.
@@ -71,6 +75,7 @@ class RunReport:
     clock_uncertainty_s: tuple[tuple[float, ...], tuple[float, ...]]
     buffers_nbytes: tuple[int, ...]
     allocated_nbytes: tuple[int, ...] | None
+    selections: Mapping[str, str]
     tracing_s: float
     tracing_share: float
     reads: Mapping[str, int] | None = None
@@ -91,6 +96,7 @@ class ProgramSpec:
         make: Makes the program from the memory and the event that is set when the run has failed.
         precision: Precision in which a model is computed; None without a model.
         gives_back: See `Executor`.
+        kernels_from: See `real.kernels.topk.TopK`.
     """
 
     name: str
@@ -98,6 +104,7 @@ class ProgramSpec:
     make: MakeProgram
     precision: str | None = None
     gives_back: bool = False
+    kernels_from: int = KERNELS_FROM
 
 
 def perform_run(
@@ -126,7 +133,12 @@ def perform_run(
     meeting = f"{plan.name}: meeting before the first step"
     with guard.explaining(meeting):
         session = open_session(
-            connection, plan, delays, buffers=program.buffers, recording=Recording(parts, by_all=True)
+            connection,
+            plan,
+            delays,
+            buffers=program.buffers,
+            recording=Recording(parts, by_all=True),
+            kernels_from=program.kernels_from,
         )
     made = program.make(session.memory, guard.failed)
     world = _ExplainedWorld(session.world, guard, plan.name)
@@ -144,7 +156,8 @@ def perform_run(
     with guard.explaining(f"{plan.name}: bringing the times together"):
         source = f"real {connection.backend} on {connection.device.type}, {program.name}"
         trace, clocks = session.gather(start, source)
-        report = _report(connection, plan, program, trace, clocks, executor.peak_nbytes)
+        selections = transforms.selections(plan, session.memory)
+        report = _report(connection, plan, program, trace, clocks, executor.peak_nbytes, selections)
     return (replace(trace, run=report.run), report) if trace and report else None
 
 
@@ -221,6 +234,7 @@ def _report(
     trace: Trace | None,
     clocks: tuple[Clocks, Clocks],
     peak_nbytes: int,
+    selections: Mapping[str, str],
 ) -> RunReport | None:
     hosts = gather_texts(socket.gethostname())
     device = connection.device
@@ -235,6 +249,7 @@ def _report(
         device=device,
         makespan_s=trace.makespan_s,
         buffers_nbytes=peaks_nbytes,
+        selections=selections,
     )
     return replace(
         report,
@@ -253,6 +268,7 @@ def report_on(
     device: torch.device,
     makespan_s: float,
     buffers_nbytes: tuple[int, ...],
+    selections: Mapping[str, str],
 ) -> RunReport:
     """Return the report on a run of this process alone; the arguments are those of `RunReport`."""
     tracing_s = _seconds_of_noting() * plan.n_instances
@@ -270,6 +286,7 @@ def report_on(
         clock_uncertainty_s=((0.0,), (0.0,)),
         buffers_nbytes=buffers_nbytes,
         allocated_nbytes=(most_allocated_nbytes(device),) if device.type == "cuda" else None,
+        selections=selections,
         tracing_s=tracing_s,
         tracing_share=tracing_s / makespan_s if makespan_s else 0.0,
     )

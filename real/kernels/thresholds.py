@@ -17,10 +17,10 @@ _SAMPLED_SHARE = 0.01  # Lin et al., section 3.1: 0.1 % to 1 %
 _MIN_SELECTED_SAMPLES = 32  # so the number at or above the threshold has a relative error of about 1 / sqrt(32)
 
 
-def can_use_triton(values: Tensor) -> bool:
+def can_use_triton(device: torch.device, dtype: torch.dtype) -> bool:
     """Tell whether there are kernels for the device and dtype, and their compiler is installed."""
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
-    return values.is_cuda and values.dtype in dtypes and importlib.util.find_spec("triton") is not None
+    return device.type == "cuda" and dtype in dtypes and importlib.util.find_spec("triton") is not None
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -70,6 +70,7 @@ def sampled_threshold(values: Tensor, k: int, drawn: Tensor) -> Tensor:
 
 
 _CHUNK = 2**20
+_LEAST_GROUP = 32  # smaller groups are slower to reduce than to read twice
 _MANTISSA_BITS = {torch.float32: 23, torch.float64: 52}
 _INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 _CELLS_PER_OCTAVE = 4  # as a power of two
@@ -92,9 +93,14 @@ class GroupMaxima:
     total: float
 
 
+def groups_nbytes(count: int, dtype: torch.dtype) -> int:
+    """Return the bytes of maxima and chunk of `maxima_of_groups`, at most."""
+    return (-(-count // _LEAST_GROUP) + min(count, _CHUNK)) * _wide(dtype).itemsize
+
+
 def maxima_of_groups(values: Tensor, k: int) -> GroupMaxima:
     """Return groups that are so small that most groups with selected entries have only one of the largest k."""
-    size = 64 if 256 * k <= values.numel() else 32  # smaller groups are slower to reduce than to read twice
+    size = 64 if 256 * k <= values.numel() else _LEAST_GROUP
     groups = _summarize(values, size)
     if bool(groups.maxima.max() <= largest_magnitude(values.dtype)):
         return groups

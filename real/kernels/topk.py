@@ -1,9 +1,12 @@
 """Top-k: the k entries of a vector with the largest magnitudes, found by one of three methods.
 
-`exact` is `torch.topk`. `mstopk` (Shi et al.) bisects a threshold between the mean and the maximum. It needs little
+`exact` misses none. `mstopk` (Shi et al.) bisects a threshold between the mean and the maximum. It needs little
 more than one read of the vector, as described below. `dgc` (Lin et al.) takes a threshold from a small sample. The
 paper aims at k entries and lets the number of selected entries vary. Here the threshold aims at 2k entries, and the
 largest k of these are taken. So the largest k are found unless the sample was far off.
+
+**Short vectors on a GPU.** `torch.topk` is faster than the kernels of this package for vectors below `KERNELS_FROM`, or
+what was measured of a GPU. It then serves all three methods: it also finds the largest k.
 
 **No waiting.** On a GPU, no data is copied to the host for decisions. So the host runs ahead of a selection as of any
 other kernel.
@@ -32,12 +35,13 @@ the result of b bisections.
 k-th largest is among the entries that reach t. These are a few more than k if the groups are small compared with 1 /
 density. The read that yields mean and maximum also finds the maxima of groups. Only groups with a maximum that reaches
 t, or the lower edge of the level of t, are read again. All digits are then counted on the entries that reach that edge.
-`by_groups`, on a CPU, and `real.kernels.triton_mstopk` do this, and select the same entries. On a GPU without kernels
-for it, the k largest are taken.
+`by_groups`, on a CPU, and `real.kernels.triton_mstopk` do this, and select the same entries. If each magnitude is a
+level of its own, the selection is exact.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Literal, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -88,34 +92,7 @@ def heights(magnitudes: Tensor, scale: Scale) -> Tensor:
     return exact.floor_().clamp_(-(2**scale.n_bisections), 2**scale.n_bisections - 1)
 
 
-_N_BISECTIONS = 20  # recall of at least 0.9999 at densities of 0.001 and 0.01
-
-
-def mstopk(
-    values: Tensor, k: int, generator: torch.Generator | None = None, *, n_bisections: int = _N_BISECTIONS
-) -> Tensor:
-    """Return k positions of nearly the largest magnitudes, with the fastest method on the device of `values`.
-
-    Args:
-        values: Floating point `[count]`.
-        k: More than 0 and less than `count`.
-        generator: Draws the beginning of the stretch.
-        n_bisections: From 1 to 23, because a float32 has 24 digits. At 10 to 15, 20 the recall of a normal distribution
-            is 0.96, 0.999 and 0.9999.
-
-    Returns:
-        int32 or int64 `[k]`, all different, in no particular order.
-
-    Source: Shi et al., MLSys 2021, arXiv 2010.10458, algorithm 1.
-    """
-    drawn = thresholds.uniform(generator, values.device)
-    if values.device.type == "cpu":
-        return by_groups(values, k, drawn.item(), n_bisections=n_bisections)
-    if thresholds.can_use_triton(values):
-        from real.kernels import triton_mstopk  # takes a second, and is only useful with a GPU
-
-        return triton_mstopk.mstopk(values, k, drawn, n_bisections=n_bisections)
-    return torch.topk(thresholds.finite_magnitudes(values), k, sorted=False).indices
+N_BISECTIONS = 20  # recall of at least 0.9999 at densities of 0.001 and 0.01
 
 
 def by_groups(values: Tensor, k: int, drawn: float, *, n_bisections: int) -> Tensor:
@@ -125,7 +102,13 @@ def by_groups(values: Tensor, k: int, drawn: float, *, n_bisections: int) -> Ten
         values: Floating point `[count]` on the CPU.
         k: More than 0 and less than `count`.
         drawn: Where the stretch begins, from 0 to 1.
-        n_bisections: Number of binary digits of a height that are distinguished, besides the sign.
+        n_bisections: Number of binary digits of a height that are distinguished, besides the sign. From 1 to 23: a
+            float32 has 24. At 10, 15, 20 the recall of a normal distribution is 0.96, 0.999 and 0.9999.
+
+    Returns:
+        int64 `[k]`, all different, in no particular order.
+
+    Source: Shi et al., MLSys 2021, arXiv 2010.10458, algorithm 1.
     """
     groups = thresholds.maxima_of_groups(values, k)
     mean = torch.tensor(groups.total / values.numel(), dtype=torch.float64)
@@ -173,12 +156,76 @@ def _kth_largest(keys: Tensor, k: int, n_digits: int) -> int:
     return (upper << n_lower) + lower
 
 
+#: Elements from which the kernels for GPUs are faster than `torch.topk` of magnitudes. Source: experiments/gpu/results,
+#: H200, torch 2.11, triton 3.6, launched one by one: 2^24 elements take 0.9 to 3 times as long, 2^26 at most 0.6.
+#: Torch 2.7 and 2.8 have a slower `torch.topk` (github.com/pytorch/pytorch/pull/164459).
+KERNELS_FROM = 2**25
+
 _MAX_COUNT = 2**31 - 1  # indices are int32
 _MAX_CANDIDATES = 4  # times k: for shorter vectors, finding the largest k directly is as fast
 
+# How entries are found: all or none are taken; by torch; on a CPU, by groups; on a GPU, by kernels of this package.
+Way: TypeAlias = Literal["trivial", "torch.topk", "groups", "kernels"]
+
+# Draws a number from [0, 1), float64 `[]`, on the device of the vector.
+DrawNumber: TypeAlias = Callable[[], Tensor]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """The size of a selection, and where it runs. These determine how it is done, and its memory.
+
+    Args:
+        count: Elements of the vector.
+        k: Entries to select.
+        method: See `select_largest`.
+        dtype: Type of the vector.
+        device: Where the vector is.
+        kernels_from: Elements from which the kernels for GPUs are faster than `torch.topk`.
+    """
+
+    count: int
+    k: int
+    method: SelectMethod
+    dtype: torch.dtype
+    device: torch.device
+    kernels_from: int = KERNELS_FROM
+
+    @property
+    def way(self) -> Way:
+        """How entries are found."""
+        if self.k in (0, self.count):
+            return "trivial"
+        few = _MAX_CANDIDATES * self.k < self.count or self.method == "mstopk"
+        if self.device.type == "cpu":
+            return "groups" if few and self.method != "exact" else "torch.topk"
+        is_long = self.count >= self.kernels_from
+        return "kernels" if few and is_long and thresholds.can_use_triton(self.device, self.dtype) else "torch.topk"
+
+    @property
+    def scratch_nbytes(self) -> int:
+        """Bytes of temporary tensors, besides those of the size of the result."""
+        match self.way:
+            case "kernels":
+                from real.kernels import triton_candidates
+
+                return triton_candidates.candidates_nbytes(self.count, self.k)
+            case "torch.topk":
+                return self.count * self.dtype.itemsize  # magnitudes
+            case "groups":
+                return thresholds.groups_nbytes(self.count, self.dtype)
+            case "trivial":
+                return 0
+
 
 def select_largest(
-    values: Tensor, k: int, method: SelectMethod, *, generator: torch.Generator | None = None
+    values: Tensor,
+    k: int,
+    method: SelectMethod,
+    *,
+    generator: torch.Generator | None = None,
+    kernels_from: int = KERNELS_FROM,
 ) -> tuple[Tensor, Tensor]:
     """Return k entries of largest magnitude, and their positions.
 
@@ -190,6 +237,7 @@ def select_largest(
         k: From 0 to `count`.
         method: `exact`, or a method that misses a few of the largest and takes slightly smaller ones instead.
         generator: Chooses among nearly equal ones; torch's default generator of the CPU if absent. `exact` needs none.
+        kernels_from: See `TopK`.
 
     Returns:
         Values `[k]`, unchanged, signed and of the same dtype; int32 indices `[k]`, all different, in no particular
@@ -201,20 +249,35 @@ def select_largest(
     Source: Shi et al., MLSys 2021, arXiv 2010.10458, algorithm 1 (mstopk); Lin et al., ICLR 2018, arXiv 1712.01887,
     section 3.1 (dgc).
     """
+    return select_drawn(
+        values, k, method, lambda: thresholds.uniform(generator, values.device), kernels_from=kernels_from
+    )
+
+
+def select_drawn(
+    values: Tensor, k: int, method: SelectMethod, draw: DrawNumber, *, kernels_from: int = KERNELS_FROM
+) -> tuple[Tensor, Tensor]:
+    """Select like `select_largest`, which has the other arguments.
+
+    Args:
+        values: Floating point `[count]`.
+        k: From 0 to `count`.
+        method: The method.
+        draw: Called at most once.
+        kernels_from: See `TopK`.
+    """
     _check(values, k)
     values = values.detach()
-    match method:
-        case _ if k in (0, values.numel()):
+    match TopK(values.numel(), k, method, values.dtype, values.device, kernels_from).way:
+        case "trivial":
             indices = torch.arange(k, device=values.device)
-        case "exact":
-            indices = torch.topk(values.abs(), k, sorted=False).indices
-        case "mstopk":
-            indices = mstopk(values, k, generator)
-        case "dgc":
-            indices = _dgc(values, k, generator)
-        case _:
-            assert_never(method)
-    return values[indices], indices.to(torch.int32)
+        case "torch.topk":
+            indices = _by_torch(values, k)
+        case "groups":
+            indices = _on_cpu(values, k, method, draw())
+        case "kernels":
+            indices = _by_kernels(values, k, method, draw)
+    return values.index_select(0, indices), indices.to(torch.int32)
 
 
 def densify(values: Tensor, indices: Tensor, out: Tensor) -> None:
@@ -242,31 +305,27 @@ def _check(values: Tensor, k: int) -> None:
         raise RunError(f"top-k with k = {k} of {values.numel()} elements; must be from 0 to {values.numel()}")
 
 
-def _dgc(values: Tensor, k: int, generator: torch.Generator | None = None) -> Tensor:
-    """Return k positions of nearly the largest magnitudes.
-
-    Args:
-        values: Floating point `[count]`.
-        k: More than 0 and less than `count`.
-        generator: Draws the beginning of the sample.
-
-    Source: Lin et al., ICLR 2018, arXiv 1712.01887, section 3.1.
-    """
-    if _MAX_CANDIDATES * k >= values.numel():
-        return torch.topk(thresholds.finite_magnitudes(values), k, sorted=False).indices
-    drawn = thresholds.uniform(generator, values.device)
-    threshold = thresholds.sampled_threshold(values, 2 * k, drawn)
-    if values.device.type == "cpu":
-        return _among_all_that_reach(threshold.item(), values, k)
-    if thresholds.can_use_triton(values):
-        from real.kernels import triton_dgc  # takes a second, and is only useful with a GPU
-
-        return triton_dgc.dgc(values, k, threshold, drawn)
-    return torch.topk(thresholds.finite_magnitudes(values), k, sorted=False).indices
+def _by_torch(values: Tensor, k: int) -> Tensor:
+    return torch.topk(values.abs(), k, sorted=False).indices
 
 
-def _among_all_that_reach(threshold: float, values: Tensor, k: int) -> Tensor:
+def _on_cpu(values: Tensor, k: int, method: SelectMethod, drawn: Tensor) -> Tensor:
+    if method == "mstopk":
+        return by_groups(values, k, drawn.item(), n_bisections=N_BISECTIONS)
+    threshold = thresholds.sampled_threshold(values, 2 * k, drawn).item()
     candidates, magnitudes = thresholds.reaching(thresholds.maxima_of_groups(values, k), threshold)
     if candidates.numel() < k:
-        return torch.topk(thresholds.finite_magnitudes(values), k, sorted=False).indices
+        return _by_torch(values, k)
     return candidates[torch.topk(magnitudes, k, sorted=False).indices]
+
+
+def _by_kernels(values: Tensor, k: int, method: SelectMethod, draw: DrawNumber) -> Tensor:
+    from real.kernels import triton_dgc, triton_mstopk  # takes a second, and is only useful with a GPU
+
+    if method == "dgc":
+        drawn = draw()
+        return triton_dgc.dgc(values, k, thresholds.sampled_threshold(values, 2 * k, drawn), drawn)
+    if method == "mstopk":
+        return triton_mstopk.mstopk(values, k, draw(), n_bisections=N_BISECTIONS)
+    first = torch.zeros((), dtype=torch.float64, device=values.device)
+    return triton_mstopk.mstopk(values, k, first, n_bisections=None)

@@ -38,6 +38,7 @@ WIDE, NARROW = ({"num_warps": n, "enable_fp_fusion": False} for n in (8, 4))
 
 CHUNK = 1024  # candidates that a program processes at once
 _MAX_AT_ONCE = 512  # entries of chosen groups that a program processes at once; the best of 512 to 4096 on an H200
+MAGNITUDE_BITS = 31  # of a float32, without its sign
 _MAX_DIGIT_BITS = 8  # more bits would make the histogram slow
 _MIN_DIGIT_BITS = 5  # the histogram has at least 32 cells
 _SIZES = ("k", "span_size", "n_spans")  # no specialised kernels for sizes divisible by 16, or for 1
@@ -125,6 +126,12 @@ class Chosen:
         """Return uninitialised room for a kernel to fill."""
         sizes = cut.n_spans * cut.n_tiles * (cut.tile // group), cut.n_spans
         return cls(*(torch.empty(n, dtype=torch.int32, device=device) for n in sizes))
+
+
+def candidates_nbytes(count: int, k: int) -> int:
+    """Return the bytes of candidates, chosen groups and their maxima, which a selection needs besides some kB."""
+    cut = Cut.of(count, DEFAULT)
+    return 8 * count + 2 * 4 * cut.n_spans * cut.n_tiles * (cut.tile // group_size(k, cut))
 
 
 def group_size(k: int, cut: Cut) -> int:

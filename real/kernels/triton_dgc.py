@@ -16,7 +16,6 @@ from real.kernels import triton_candidates as common
 from real.kernels.thresholds import largest_magnitude
 from real.kernels.triton_candidates import tl, triton
 
-_KEY_BITS = 31  # bits of a float32 without its sign
 # No specialised kernels for sizes divisible by 16, or for 1.
 _SIZES = ("k", "n_tiles", "n_spans", "groups_in_span", "span_size")
 
@@ -74,7 +73,7 @@ def dgc(values: Tensor, k: int, threshold: Tensor, drawn: Tensor, *, layout: com
             cut.n_spans,
             **(largest | {"CHUNK": common.CHUNK, "MAX_SPANS": cut.max_spans} | common.NARROW),
         )
-    return common.take_largest(enough, cut, k, drawn, n_key_bits=_KEY_BITS)
+    return common.take_largest(enough, cut, k, drawn, n_key_bits=common.MAGNITUDE_BITS)
 
 
 @triton.jit(do_not_specialize=_SIZES)

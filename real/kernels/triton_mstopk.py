@@ -21,21 +21,23 @@ from real.kernels.triton_candidates import tl, triton
 
 _CELLS = {"CELLS": 256, "SHIFT": 19}  # 4 of float32's 23 bits of mantissa: 16 octaves, and the last cell for the rest
 _CHUNK = 4096  # maxima that one program counts
-_DENSEST = torch.finfo(torch.float32).max  # thresholds per unit, as in `real.kernels.topk.Scale`
+_LARGEST = torch.finfo(torch.float32).max
+_DENSEST = _LARGEST  # thresholds per unit, as in `real.kernels.topk.Scale`
+_EACH_BIT = 1  # number of steps that means: the level of a magnitude is its bits
 # No specialised kernels for sizes divisible by 16, or for 1.
 _SIZES = ("k", "n_tiles", "n_spans", "n_groups", "groups_in_span")
 
 
 def mstopk(
-    values: Tensor, k: int, drawn: Tensor, *, n_bisections: int, layout: common.Layout = common.DEFAULT
+    values: Tensor, k: int, drawn: Tensor, *, n_bisections: int | None, layout: common.Layout = common.DEFAULT
 ) -> Tensor:
-    """Return k positions, the same as `real.kernels.topk.bisect`; int32, on the device of `values`.
+    """Return k positions, the same as `real.kernels.topk.by_groups`; int32, on the device of `values`.
 
     Args:
         values: float32, float16 or bfloat16 `[count]`; on a GPU, or anywhere under `TRITON_INTERPRET=1`.
         k: More than 0 and less than `count`.
         drawn: Where the stretch begins, from 0 to 1; float64 `[]` on the same device.
-        n_bisections: From 1 to 23.
+        n_bisections: From 1 to 23. With None each magnitude is a level of its own, so the selection is exact.
         layout: How to cut the vector.
     """
     device = values.device
@@ -51,8 +53,9 @@ def mstopk(
     chosen = common.Chosen.room(cut, group, device)
     candidates = common.Candidates.room(cut, device)
     groups_in_span = cut.n_tiles * (cut.tile // group)
-    whole = {"LARGEST": largest_magnitude(values.dtype), "GROUP": group, "ROWS": cut.tile // group} | common.WIDE
-    steps = {"STEPS": 2**n_bisections}
+    highest = largest_magnitude(values.dtype) if n_bisections else _LARGEST
+    whole = {"LARGEST": highest, "GROUP": group, "ROWS": cut.tile // group} | common.WIDE
+    steps = {"STEPS": 2**n_bisections if n_bisections else _EACH_BIT}
     grid = (cut.n_spans,)
     with torch.cuda.device_of(values):
         _summarize[grid](values, maxima, span_sums, span_maxima, cut.count, cut.n_tiles, **whole)
@@ -92,7 +95,9 @@ def mstopk(
             groups_in_span,
             **(whole | {"ROWS": common.rows_at_once(cut, group)} | steps | _CELLS | common.NARROW),
         )
-    return common.take_largest(candidates, cut, k, drawn, n_key_bits=n_bisections + 1)
+    return common.take_largest(
+        candidates, cut, k, drawn, n_key_bits=n_bisections + 1 if n_bisections else common.MAGNITUDE_BITS
+    )
 
 
 @triton.jit
@@ -116,6 +121,8 @@ def _floor_of(cell, highest, CELLS: tl.constexpr, SHIFT: tl.constexpr):
 @triton.jit
 def _level(magnitudes, mean, up, down, STEPS: tl.constexpr):
     """Return the height of `real.kernels.topk`, plus `STEPS`: a number with N + 1 binary digits."""
+    if STEPS == 1:  # _EACH_BIT
+        return magnitudes.to(tl.int32, bitcast=True)
     offset = magnitudes - mean
     height = tl.floor(offset * tl.where(offset >= 0, up, down))
     return tl.minimum(tl.maximum(height, -STEPS), STEPS - 1).to(tl.int32) + STEPS

@@ -209,8 +209,13 @@ class ComputeCost:
         return (_MERGE_PASSES * src.nbytes + dst.nbytes) / self._device.memory_bandwidth_Bps
 
     def select(self, op: Select, src: Buffer, residual: Buffer, dst: Buffer) -> float:
-        """Return the seconds of a selection: the gradient read, passes over the residual, and the result written."""
-        passes = _RESIDUAL_PASSES + _SELECT_PASSES[op.method]
+        """Return the seconds of a selection: the gradient read, passes over the residual, and the result written.
+
+        If the device states from which size the kernels are faster, an exact selection serves shorter vectors.
+        """
+        kernels_from = self._device.select_kernels_from
+        method = "exact" if kernels_from is not None and residual.count < kernels_from else op.method
+        passes = _RESIDUAL_PASSES + _SELECT_PASSES[method]
         return (src.nbytes + passes * residual.nbytes + dst.nbytes) / self._device.memory_bandwidth_Bps
 
     def low_rank(self, op: LowRank, grad: Buffer) -> float:

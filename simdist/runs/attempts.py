@@ -19,9 +19,9 @@ from typing import TypeAlias, get_args
 from simdist.errors import ScenarioError
 from simdist.runs import recovery as parts_of
 from simdist.runs.checkpointed_steps import CheckpointedSteps, Checkpoints, Pace
-from simdist.runs.recovery import Category, Nodes, Part
-from simdist.scenario.failure_sampling import Chances, Failure, failures_at_steps, failures_of
-from simdist.scenario.failures import Cause, Failures
+from simdist.runs.recovery import Category, Nodes, TimedPart
+from simdist.scenario.failure_sampling import Failure, FailureChances, failures_at_steps, failures_of
+from simdist.scenario.failures import FailureCause, Failures
 
 _Action: TypeAlias = Callable[[], None]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
@@ -29,7 +29,7 @@ _Seconds: TypeAlias = dict[Category, float]
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingJob:
+class LongJob:
     """A job that is to suffer failures.
 
     Args:
@@ -142,7 +142,7 @@ class Goodput:
 
 
 def attempts(
-    failures: Failures, job: TrainingJob, *, seed: int, observe: Callable[[Attempt], None] | None = None
+    failures: Failures, job: LongJob, *, seed: int, observe: Callable[[Attempt], None] | None = None
 ) -> Goodput:
     """Let a job suffer failures.
 
@@ -156,14 +156,14 @@ def attempts(
         ScenarioError: The policy does not fit the job, or the job has no length.
     """
     _check(failures, job)
-    run = _Run(failures, job, Chances(seed), observe or _ignore)
-    run.upcoming = _Upcoming(failures_of(failures, seed=seed, n_nodes=job.n_nodes, gpus_per_node=job.gpus_per_node))
+    run = _Run(failures, job, FailureChances(seed), observe or _ignore)
+    run.upcoming = _FailureQueue(failures_of(failures, seed=seed, n_nodes=job.n_nodes, gpus_per_node=job.gpus_per_node))
     for step, failure in failures_at_steps(failures, n_nodes=job.n_nodes, gpus_per_node=job.gpus_per_node):
         run.at_step(step, partial(run.fail_at_step, failure))
     return run.goodput()
 
 
-def _check(failures: Failures, job: TrainingJob) -> None:
+def _check(failures: Failures, job: LongJob) -> None:
     if (job.n_steps is None) == (job.horizon_s is None):
         raise ScenarioError("how long is the job? Write train_for, e.g. 54 days, or 100000 steps")
     asks = {"on_failure": "continue", "recovery.state": "replica"}
@@ -184,7 +184,7 @@ def _ignore(_: Attempt) -> None:
 
 
 @dataclass(slots=True)
-class _Upcoming:
+class _FailureQueue:
     """Failures to come, of which the next one is known."""
 
     source: Iterator[Failure]
@@ -218,10 +218,10 @@ class _Run:
     """
 
     failures: Failures
-    job: TrainingJob
-    chances: Chances
+    job: LongJob
+    chances: FailureChances
     observe: Callable[[Attempt], None]
-    upcoming: _Upcoming = field(init=False)
+    upcoming: _FailureQueue = field(init=False)
     steps: CheckpointedSteps = field(init=False)
     nodes: Nodes = field(init=False)
     own_s: _Seconds = field(default_factory=dict)
@@ -258,7 +258,7 @@ class _Run:
         """When the job ends, if a time tells."""
         return math.inf if self.job.horizon_s is None else self.job.horizon_s
 
-    def cause_of(self, failure: Failure) -> Cause:
+    def cause_of(self, failure: Failure) -> FailureCause:
         """Return the cause of a failure."""
         return self.failures.causes[failure.cause]
 
@@ -453,7 +453,7 @@ class _Run:
         self.absent.clear()
         self._set_pace()
 
-    def _recovery(self, failure: Failure) -> Iterator[Part]:
+    def _recovery(self, failure: Failure) -> Iterator[TimedPart]:
         """Yield the parts of a recovery."""
         recovery = self.failures.recovery
         self.to_replace.append(failure)
@@ -486,7 +486,7 @@ class _Run:
         back_after_s = cause.lasts_s if is_away else self.failures.recovery.repair_s
         return self.nodes.replace(failure, self.steps.now_s, back_after_s=back_after_s)
 
-    def _go_through(self, failure: Failure | None, parts: "list[Part] | Iterator[Part]") -> Failure | None:
+    def _go_through(self, failure: Failure | None, parts: "list[TimedPart] | Iterator[TimedPart]") -> Failure | None:
         """Spend the time of parts; return the failure that makes them begin anew, if one comes."""
         for category, seconds in parts:
             end_s = self.steps.now_s + seconds
@@ -580,7 +580,7 @@ class _Run:
         self._pause(failure, "infrastructure_recovery", known_s - self.steps.now_s)
         self._pause(failure, *self._connecting())
 
-    def _connecting(self) -> Part:
+    def _connecting(self) -> TimedPart:
         """Return the part in which the replicas that are there form their groups."""
         n_ranks = self.job.n_ranks * (self.job.n_replicas - len(self.absent)) // self.job.n_replicas
         return parts_of.starting(self.failures.recovery, n_ranks, 0.0)[1]

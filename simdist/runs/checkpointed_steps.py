@@ -55,7 +55,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class KeptSteps:
     """Steps that count, at one pace.
 
     Args:
@@ -101,7 +101,7 @@ class CheckpointedSteps:
     still_s: float = 0.0
     n_still: int = 0
     n_files: int = 0
-    stretches: list[Stretch] = field(default_factory=list)
+    stretches: list[KeptSteps] = field(default_factory=list)
     _usable: int | None = None
     _pending: int | None = None
     _pending_at_s: float = 0.0
@@ -109,7 +109,7 @@ class CheckpointedSteps:
     _stall_left_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.stretches.append(Stretch(0.0, 0.0, 0.0, self.pace))
+        self.stretches.append(KeptSteps(0.0, 0.0, 0.0, self.pace))
 
     @property
     def position(self) -> float:
@@ -151,7 +151,7 @@ class CheckpointedSteps:
         if pace == self.pace and not lost_samples:
             return
         seconds, samples = self.stretches[-1].at(self.position)
-        self.stretches.append(Stretch(self.position, seconds, samples - lost_samples, pace))
+        self.stretches.append(KeptSteps(self.position, seconds, samples - lost_samples, pace))
         self.pace = pace
 
     def go_back(self, n_steps: int) -> float:
@@ -221,7 +221,7 @@ class CheckpointedSteps:
         self.done = n_steps
         self.part = 0.0
         if last.pace != self.pace:
-            self.stretches.append(Stretch(float(n_steps), seconds, samples, self.pace))
+            self.stretches.append(KeptSteps(float(n_steps), seconds, samples, self.pace))
         return before_s - seconds
 
     def _train(self, until_s: float, until_step: float) -> None:

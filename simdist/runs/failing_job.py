@@ -3,10 +3,10 @@
 from simdist.engines.observers import WholeTrace
 from simdist.engines.run import run
 from simdist.errors import ScenarioError
-from simdist.runs.attempts import TrainingJob
+from simdist.runs.attempts import LongJob
 from simdist.runs.building import build, job
 from simdist.runs.checkpointed_steps import Checkpoints
-from simdist.scenario.failures import Cause
+from simdist.scenario.failures import FailureCause
 from simdist.scenario.links import LinkPersistent
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import Schedule
@@ -24,7 +24,7 @@ def job_of(
     step_s: float,
     calm_step_s: float | None = None,
     checkpoints: Checkpoints | None = None,
-) -> TrainingJob:
+) -> LongJob:
     """Return the job of a scenario under a schedule.
 
     Args:
@@ -45,7 +45,7 @@ def job_of(
     length = scenario.train_for
     cluster = scenario.cluster
     flaps = [each for each in scenario.failures.causes if each.effect == "flap" and each.share]
-    return TrainingJob(
+    return LongJob(
         step_s=step_s,
         calm_step_s=calm_step_s,
         n_steps=None if isinstance(length, Elapsed) else int(length),
@@ -66,7 +66,7 @@ def ranks_per_replica(schedule: Schedule, world_size: int) -> int:
     return world_size if schedule.shards else 1
 
 
-def slowed_by_link(scenario: Scenario, schedule: Schedule, cause: Cause) -> float:
+def slowed_by_link(scenario: Scenario, schedule: Schedule, cause: FailureCause) -> float:
     """Return the factor of step times while the link of one node has a share of its rate, by the engines.
 
     Args:

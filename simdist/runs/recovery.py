@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from simdist.scenario.failure_sampling import Chances, Failure
+from simdist.scenario.failure_sampling import Failure, FailureChances
 from simdist.scenario.failures import Failures, Recovery
 
 #: Where the time of a job goes. Names of google/ml-goodput-measurement, but for `absent_replicas`: steps that a job
@@ -24,7 +24,7 @@ Category: TypeAlias = Literal[
     "infrastructure_recovery",
     "wasted_progress",
 ]
-Part: TypeAlias = tuple[Category, float]
+TimedPart: TypeAlias = tuple[Category, float]
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class Nodes:
         return last_s - now_s + (recovery.swap_s or 0.0)
 
 
-def starting(recovery: Recovery, n_ranks: int, load_s: float) -> list[Part]:
+def starting(recovery: Recovery, n_ranks: int, load_s: float) -> list[TimedPart]:
     """Return the parts that each start of a job has; nothing is loaded at the first."""
     connect_s = (recovery.connect_s or 0.0) + n_ranks * (recovery.connect_per_rank_s or 0.0)
     return [
@@ -98,12 +98,12 @@ def starting(recovery: Recovery, n_ranks: int, load_s: float) -> list[Part]:
     ]
 
 
-def warming_up(recovery: Recovery) -> Part:
+def warming_up(recovery: Recovery) -> TimedPart:
     """Return the part after which the first step begins."""
     return "training_preparation", recovery.warm_up_s or 0.0
 
 
-def finding(failures: Failures, failure: Failure) -> list[Part]:
+def finding(failures: Failures, failure: Failure) -> list[TimedPart]:
     """Return the parts until the job knows what has failed; none if it knew before."""
     recovery = failures.recovery
     cause = failures.causes[failure.cause]
@@ -113,7 +113,7 @@ def finding(failures: Failures, failure: Failure) -> list[Part]:
         "hang": failures.longest_timeout_s if cause.found_by is None else recovery.timeouts[cause.found_by],
         "flap": failures.longest_timeout_s if is_blocked(failures, failure) else 0.0,
     }
-    parts: list[Part] = [("infrastructure_recovery", found_s.get(cause.effect, 0.0))]
+    parts: list[TimedPart] = [("infrastructure_recovery", found_s.get(cause.effect, 0.0))]
     is_diagnosed = cause.effect in ("process", "node", "hang", "corruption") or found_s.get(cause.effect, 0.0) > 0
     if is_diagnosed:
         parts.append(("infrastructure_recovery", recovery.diagnose_s or 0.0))
@@ -126,13 +126,13 @@ def is_blocked(failures: Failures, failure: Failure) -> bool:
     return cause.share == 0 and cause.lasts_s is not None and cause.lasts_s >= failures.longest_timeout_s
 
 
-def tried(recovery: Recovery, parts: list[Part], failure: Failure, chances: Chances) -> Iterator[Part]:
+def tried(recovery: Recovery, parts: list[TimedPart], failure: Failure, chances: FailureChances) -> Iterator[TimedPart]:
     """Yield parts of a start, and before them those of tries that fail; a last part without end if nobody helps."""
     tries = recovery.tries
     if tries is None:
         yield from parts
         return
-    lost: list[Part] = parts if tries.lost_s is None else [("infrastructure_recovery", tries.lost_s)]
+    lost: list[TimedPart] = parts if tries.lost_s is None else [("infrastructure_recovery", tries.lost_s)]
     for _ in range(tries.most):
         if chances.next(failure) < tries.success:
             yield from parts

@@ -58,6 +58,8 @@ class Device(Settings):
             generation. If absent or below 7.0, NCCL's rings are perfect pipelines over the cluster's links.
         orthonormalize_s: Seconds to make one column of a factor orthogonal to those before, and of length 1; if absent
             as memory traffic alone.
+        select_kernels_from: Elements of a vector from which the kernels of `real.kernels` select its largest entries
+            faster than `torch.topk`, which serves shorter ones; if absent not measured.
     """
 
     name: str = ""
@@ -68,6 +70,7 @@ class Device(Settings):
     speed: Factor = 1.0
     compute_capability: Annotated[Factor, Field(ge=3, lt=20)] | None = None
     orthonormalize_s: Annotated[Seconds | None, Field(exclude_if=lambda seconds: seconds is None)] = None
+    select_kernels_from: Annotated[Count | None, Field(exclude_if=lambda count: count is None)] = None
 
     @property
     def generation(self) -> Generation | None:

@@ -6,8 +6,8 @@ The n-th failure of a cause has numbers of its own, from counters as in `simdist
     counter = (place in the tile, number of the tile, lane, 3)
 
 Lane 0 gives the time since the cause's failure before, lane 1 which component, lane 2 whether it is one of the worst
-nodes, and further lanes what follows from the failure: see `Chances`. Failures come by the clock on the wall, also
-while the job is down.
+nodes, and further lanes what follows from the failure: see `FailureChances`. Failures come by the clock on the wall,
+also while the job is down.
 """
 
 import heapq
@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.scenario.failures import Cause, Failures
+from simdist.scenario.failures import FailureCause, Failures
 from simdist.scenario.link_sampling import uniform_tiles
 
 _Floats: TypeAlias = NDArray[np.float64]
@@ -81,7 +81,7 @@ def failures_at_steps(failures: Failures, *, n_nodes: int, gpus_per_node: int) -
 
 
 @dataclass(slots=True)
-class Chances:
+class FailureChances:
     """Numbers that say what follows from failures, such as whether a try to start again succeeds.
 
     Args:
@@ -109,7 +109,7 @@ def _time(failure: Failure) -> float:
     return failure.at_s
 
 
-def _drawn(cause: Cause, seed: int, index: int, n_nodes: int, gpus_per_node: int) -> Iterator[Failure]:
+def _drawn(cause: FailureCause, seed: int, index: int, n_nodes: int, gpus_per_node: int) -> Iterator[Failure]:
     """Yield the failures of a cause with a rate, which come as a Poisson process."""
     from simdist.scenario.portable import log
 
@@ -135,7 +135,7 @@ def _drawn(cause: Cause, seed: int, index: int, n_nodes: int, gpus_per_node: int
             yield Failure(times_s[i], index, tile * _TILE + i, first, n_hit, rank, is_excess[i])
 
 
-def _recorded(cause: Cause, index: int, n_nodes: int, gpus_per_node: int) -> Iterator[Failure]:
+def _recorded(cause: FailureCause, index: int, n_nodes: int, gpus_per_node: int) -> Iterator[Failure]:
     """Yield recorded failures as they are written; those at steps have no time."""
     times_s: Sequence[float] = cause.at_s or [0.0] * len(cause.at_steps or ())
     ranks = cause.ranks or [0] * len(times_s)
@@ -149,7 +149,7 @@ def _recorded(cause: Cause, index: int, n_nodes: int, gpus_per_node: int) -> Ite
 class _Hit:
     """What a failure hits, by its place: the number of a component, or of a node if the job loses one of them."""
 
-    cause: Cause
+    cause: FailureCause
     n_nodes: int
     gpus_per_node: int
 
@@ -185,7 +185,7 @@ class _Hit:
                 return rank // self.gpus_per_node
 
 
-def _worst_nodes(cause: Cause, seed: int, index: int, n_nodes: int) -> list[int]:
+def _worst_nodes(cause: FailureCause, seed: int, index: int, n_nodes: int) -> list[int]:
     """Draw the nodes that fail more often: those with the smallest of a number for each node."""
     if cause.worst is None:
         return []

@@ -61,7 +61,7 @@ class Worst(Settings):
     share: Fraction
 
 
-class Again(Settings):
+class SameFailureAgain(Settings):
     """A failure that comes back on the same node after a restart, unless the node is replaced.
 
     Args:
@@ -73,7 +73,7 @@ class Again(Settings):
     after_s: _Positive
 
 
-class Cause(Settings):
+class FailureCause(Settings):
     """Failures of one cause: how often, of what, and what they do.
 
     Args:
@@ -109,7 +109,7 @@ class Cause(Settings):
     effect: Effect
     domain_nodes: _Count | None = None
     worst: Worst | None = None
-    again: Again | None = None
+    again: SameFailureAgain | None = None
     factor: Annotated[Factor, Field(ge=1)] | None = None
     found_after_s: _Positive | None = None
     found_by: str | None = None
@@ -120,7 +120,7 @@ class Cause(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        refuse("Cause", self._faults())
+        refuse("FailureCause", self._faults())
         return self
 
     def _faults(self) -> Iterator[Fault]:
@@ -179,7 +179,8 @@ class Cause(Settings):
         """Return the share of failures that the worst nodes have beyond those of as many others; 0 without such."""
         if self.worst is None:
             return 0.0
-        n_bad, share = self.worst.nodes, self.worst.share
+        n_bad = self.worst.nodes
+        share = self.worst.share
         return share - n_bad * (1 - share) / (n_nodes - n_bad)
 
     def cluster_faults(self, cluster: Cluster) -> Iterator[Fault]:
@@ -286,7 +287,7 @@ class Failures(Settings):
         step_factor: Step times of this policy over those without it, such as of a manager that each step asks.
     """
 
-    causes: Annotated[tuple[Cause, ...], Field(min_length=1)]
+    causes: Annotated[tuple[FailureCause, ...], Field(min_length=1)]
     recovery: Recovery = Recovery()
     on_failure: OnFailure = "restart"
     spares: Annotated[Whole, Field(ge=0)] = 0

@@ -185,11 +185,6 @@ def test_page_shows_what_was_recorded(chosen):
     assert insert_tables(page, run.tables(chosen, recorded_on_all(chosen))) == page
 
 
-def test_page_on_trust_shows_what_was_recorded():
-    page = (FOLDER.parent.parent / "docs" / "background" / "validity.md").read_text(encoding="utf-8")
-    assert insert_tables(page, run.front_page(recorded_on_all(AVERAGING))) == page
-
-
 @pytest.mark.skipif(network.missing() is not None, reason=f"no emulated cluster here: {network.missing()}")
 @pytest.mark.parametrize(
     ("name", "n_runs"),

@@ -25,6 +25,7 @@ LAYERS: dict[str, str] = {
     "simdist.progress": "",
     "simdist.settings": "errors",
     "simdist.jobs": "errors files settings",
+    "simdist.failure_logs": "errors files settings",
     "simdist.plan": "errors files settings",
     "simdist.caching": "plan",
     "simdist.proof": "errors plan",
@@ -37,7 +38,8 @@ LAYERS: dict[str, str] = {
     "simdist.runs": "arrays configurations cost engines errors files plan proof scenario schedules settings traces",
     "simdist.chakra": "cost errors files plan runs scenario settings",
     "simdist.studies": "cost engines errors plan runs scenario schedules settings traces",
-    "simdist.drafts": "configurations cost errors files jobs plan runs scenario schedules settings studies traces",
+    "simdist.drafts": "configurations cost errors failure_logs files jobs plan runs scenario schedules settings studies"
+    " traces",
     "simdist.sweeps": "engines errors files jobs machine plan runs scenario schedules settings studies traces",
     "simdist.learning": "engines errors files jobs plan proof runs scenario schedules settings studies traces",
     "simdist.stragglers": "cost engines errors files plan runs scenario schedules settings studies traces",
@@ -334,7 +336,7 @@ def _imported_at_start(node: ast.stmt) -> list[str]:
     [
         ("import simdist.schedules.hierarchical_sgd", 22),
         ("import simdist.engines.des", 27),
-        ("from simdist.cli import main; main(['compare', 'docs/examples/first.yaml', '--seeds', '2', '--json'])", 100),
+        ("from simdist.cli import main; main(['compare', 'docs/examples/first.yaml', '--seeds', '2', '--json'])", 101),
     ],
 )
 def test_a_reader_of_the_core_needs_few_modules(code: str, most: int) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from real.kernels import thresholds, topk  # noqa: E402
-from real.kernels.topk import Scale, densify, heights, select_largest  # noqa: E402  # noqa: E402
+from real.kernels.topk import Scale, densify, heights, select_largest  # noqa: E402
 from simdist.errors import RunError  # noqa: E402
 from simdist.plan.ops import SelectMethod as Method  # noqa: E402
 
@@ -71,13 +71,13 @@ def test_recall_of_mstopk_grows_with_the_number_of_bisections(density: float, n_
     k = int(density * values.numel())
     magnitudes = values.abs()
     kth = magnitudes.sort(descending=True).values[k - 1]
-    found = magnitudes[topk.mstopk(values, k, seeded(1), n_bisections=n_bisections)] >= kth
+    found = magnitudes[topk.by_groups(values, k, 0.7, n_bisections=n_bisections)] >= kth
     assert found.double().mean() >= least
 
 
 def test_one_bisection_misses_many() -> None:
     values = normal(100_000).abs()
-    found = values[topk.mstopk(values, 1000, seeded(1), n_bisections=1)] >= values.sort().values[-1000]
+    found = values[topk.by_groups(values, 1000, 0.7, n_bisections=1)] >= values.sort().values[-1000]
     assert 0.5 < found.double().mean() < 0.9
 
 

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -18,12 +19,11 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor  # noqa: E402
 
+from real.buffers.memory import Memory  # noqa: E402
+from real.buffers.transforms import transform, warm_up_transforms  # noqa: E402
 from real.kernels import thresholds  # noqa: E402
-from real.kernels.topk import (  # noqa: E402
-    Scale,
-    heights,
-    select_largest,
-)
+from real.kernels.topk import Scale, heights, select_largest  # noqa: E402
+from simdist.plan import Buffer, Plan, Select  # noqa: E402
 from simdist.plan.ops import SelectMethod  # noqa: E402
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
@@ -45,7 +45,9 @@ def whole_numbers(count: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.where(torch.rand(count, generator=seeded(3)) < 0.05, large, small).to(DEVICE, dtype)
 
 
-def kernels(values: Tensor, k: int, drawn: Tensor, *, n_bisections: int = 20, layout: dict[str, int] = TINY) -> Tensor:
+def kernels(
+    values: Tensor, k: int, drawn: Tensor, *, n_bisections: int | None = 20, layout: dict[str, int] = TINY
+) -> Tensor:
     """Select with the kernels of mstopk: triton is imported only where a test runs."""
     from real.kernels.triton_candidates import Layout
     from real.kernels.triton_mstopk import mstopk as select_by_kernels
@@ -153,43 +155,69 @@ def test_any_vector_gives_exactly_k(bits: list[int], data: st.DataObject, dtype:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("count", "k"), [(257, 1), (1025, 200), (1501, 20)])
+def test_kernels_that_tell_all_magnitudes_apart_take_the_largest(count: int, k: int, dtype: torch.dtype) -> None:
+    values = torch.randn(count, generator=seeded()).to(DEVICE, dtype)
+    values[[3, 200]] = torch.tensor([3e38, -3.2e38]).to(DEVICE, dtype)  # beyond what mstopk tells apart
+    assert_largest(values, k, exactly(values, k))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_exact_kernels_take_what_is_not_finite_first(bad: float) -> None:
+    values = torch.randn(1000, generator=seeded()).to(DEVICE)
+    values[[0, 999]] = bad
+    assert {0, 999} <= set(exactly(values, 10).tolist())
+
+
+def exactly(values: Tensor, k: int) -> Tensor:
+    first = torch.zeros((), dtype=torch.float64, device=values.device)
+    return kernels(values, k, first, n_bisections=None)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "rank", [100, 101, 300, 1000]
 )  # of the threshold: as many as k reach it, or a few more, or all
 def test_dgc_takes_the_largest_of_those_that_reach_the_threshold(rank: int, dtype: torch.dtype) -> None:
     values = torch.randn(1000, generator=seeded()).to(DEVICE, dtype)
-    assert_largest(values, 100, reached_by=rank)
+    assert_largest(values, 100, by_dgc(values, 100, rank))
 
 
 @pytest.mark.parametrize("rank", [1, 99])
 def test_dgc_takes_from_all_if_too_few_reach_the_threshold(rank: int) -> None:
-    assert_largest(torch.randn(1000, generator=seeded()).to(DEVICE), 100, reached_by=rank)
+    values = torch.randn(1000, generator=seeded()).to(DEVICE)
+    assert_largest(values, 100, by_dgc(values, 100, rank))
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.inf])
 def test_dgc_takes_what_is_not_finite_first(bad: float) -> None:
     values = torch.randn(1000, generator=seeded()).to(DEVICE)
     values[[0, 999]] = bad
-    assert {0, 999} <= set(assert_largest(values, 10, reached_by=20))
+    assert {0, 999} <= set(by_dgc(values, 10, 20).tolist())
 
 
 def test_dgc_takes_some_of_many_equals() -> None:
-    assert_largest(torch.ones(700, device=DEVICE), 100, reached_by=300)
+    values = torch.ones(700, device=DEVICE)
+    assert_largest(values, 100, by_dgc(values, 100, 300))
 
 
-def assert_largest(values: Tensor, k: int, *, reached_by: int) -> list[int]:
-    """Assert that dgc's kernels take the k largest, given what that many reach as threshold."""
+def by_dgc(values: Tensor, k: int, rank: int) -> Tensor:
+    """Select with the kernels of dgc, given the magnitude of a rank as threshold."""
     from real.kernels.triton_candidates import Layout
     from real.kernels.triton_dgc import dgc
 
     magnitudes = values.float().abs().nan_to_num(nan=math.inf)
-    threshold = magnitudes.sort(descending=True).values[reached_by - 1]
+    threshold = magnitudes.sort(descending=True).values[rank - 1]
     drawn = torch.tensor(0.7, dtype=torch.float64, device=values.device)
-    taken = dgc(values, k, threshold.clamp(max=2.0**126), drawn, layout=Layout(**TINY))
+    return dgc(values, k, threshold.clamp(max=2.0**126), drawn, layout=Layout(**TINY))
+
+
+def assert_largest(values: Tensor, k: int, taken: Tensor) -> None:
     assert (taken.dtype, taken.unique().numel()) == (torch.int32, k)
-    largest = magnitudes.sort(descending=True).values[:k]
-    assert torch.equal(magnitudes[taken.long()].sort(descending=True).values, largest)
-    return [int(each) for each in taken.tolist()]
+    magnitudes = values.float().abs()
+    assert torch.equal(
+        magnitudes[taken.long()].sort(descending=True).values, magnitudes.sort(descending=True).values[:k]
+    )
 
 
 def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
@@ -217,10 +245,10 @@ def test_gpu_selects_what_is_on_the_highest_levels(density: float, count: int, d
 @pytest.mark.parametrize("method", ["mstopk", "dgc"])
 def test_host_of_the_gpu_never_waits(method: SelectMethod, dtype: torch.dtype) -> None:
     values = whole_numbers(100_000, dtype=dtype)
-    select_largest(values, 100, method, generator=seeded())  # compiles
+    select_largest(values, 100, method, generator=seeded(), kernels_from=0)  # compiles
     torch.cuda.set_sync_debug_mode("error")
     try:
-        _, indices = select_largest(values, 100, method, generator=seeded())
+        _, indices = select_largest(values, 100, method, generator=seeded(), kernels_from=0)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert indices.unique().numel() == 100
@@ -228,10 +256,37 @@ def test_host_of_the_gpu_never_waits(method: SelectMethod, dtype: torch.dtype) -
 
 @pytest.mark.gpu
 @gpu
+@pytest.mark.parametrize("kernels_from", [0, 2**40])
+@pytest.mark.parametrize("method", get_args(SelectMethod))
+def test_a_graph_selects_what_launched_kernels_do(method: SelectMethod, kernels_from: int) -> None:
+    op = Select("grad", "top", "residual", 4000, method)
+    buffers = (
+        Buffer("grad", 2**22, initialized=True),
+        Buffer("residual", 2**22, initialized=True),
+        Buffer("top", 4000, sparse=True),
+    )
+    plan = Plan.from_steps("one", world_size=1, buffers=buffers, steps=[(op,)])
+    launched, recorded = (
+        Memory(plan, DEVICE, {each.name for each in buffers}, kernels_from=kernels_from) for _ in range(2)
+    )
+    warm_up_transforms(plan, recorded)
+    assert recorded.graphs is not None
+    assert recorded.graphs.refused == {}
+    for step in range(3):
+        grad = torch.randn(2**22, device=DEVICE)
+        for memory in (launched, recorded):
+            memory.dense("grad").copy_(grad)
+            transform(memory, op, step=step, rank=0)
+        for name in ("top", "residual"):
+            assert all(map(torch.equal, launched.tensors(name), recorded.tensors(name)))
+
+
+@pytest.mark.gpu
+@gpu
 @pytest.mark.parametrize("method", ["mstopk", "dgc"])
 def test_same_draw_gives_the_same_selection_in_the_same_order(method: SelectMethod) -> None:
     values = torch.randn(2**22, device=DEVICE)
-    first, again = (select_largest(values, 4000, method, generator=seeded())[1] for _ in range(2))
+    first, again = (select_largest(values, 4000, method, generator=seeded(), kernels_from=0)[1] for _ in range(2))
     assert torch.equal(first, again)
 
 

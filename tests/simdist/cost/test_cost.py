@@ -453,6 +453,9 @@ def test_selection_reads_the_vector_as_often_as_its_method_says():
     }
     assert times["exact"] == pytest.approx(((7 + 3) * 4000 + 80) / 1e6)
     assert times["mstopk"] == times["dgc"] == pytest.approx(((1.5 + 3) * 4000 + 80) / 1e6)
+    for kernels_from, method in ((1000, "mstopk"), (1001, "exact")):
+        op = Select("dense", "sparse", "residual", 10, "mstopk")
+        assert seconds_of(op, buffers, **device, select_kernels_from=kernels_from) == times[method]
     assert seconds_of(Densify("sparse", "dense"), buffers, **device) == pytest.approx((4000 + 80 + 80) / 1e6)
 
 

@@ -470,7 +470,7 @@ def test_keys_do_not_depend_on_what_is_remembered_of_the_scenario(sweep_of):
         (
             "cases: [{title: a, steps: 2}]",
             "s.yaml:2: cases[0].title: there is no key 'title' in a scenario: known: name, cluster, workload, input, steps, train_for, "
-            "seed, host, checkpoint, disturbances, background, actors, schedules, imported, uncertain, doubts",
+            "seed, host, checkpoint, disturbances, failures, background, actors, schedules, imported, uncertain, doubts",
         ),
         ("cases: [{steps: 0}]", "s.yaml:2: cases[0].steps: 0: write at least 1"),
         ("steps: 3", "s.yaml:2: steps: unknown key 'steps': did you mean 'seeds'?"),

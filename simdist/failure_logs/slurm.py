@@ -1,0 +1,157 @@
+"""What the jobs of Slurm say about failures.
+
+NODE_FAIL, FAILED and OUT_OF_MEMORY are interruptions, and PREEMPTED is a planned one. TIMEOUT and DEADLINE depend on
+the job's limit, and CANCELLED is somebody's wish: they are not counted. A job that failed in its first minute did not
+train yet.
+
+`sacct --starttime` lists a job that began before that time with its whole length, if it still ran then. If it had
+failed before, it would not be in the list. So only its time after the log's begin counts (delayed entry). `--truncate`
+writes the log's begin as the start of all such jobs. Without it the begin is not known where several jobs ran at once:
+then all before the end of the first job is left out.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+from simdist.errors import ScenarioError
+from simdist.failure_logs.records import (
+    TRAINS_AFTER_S,
+    Exposure,
+    Interruption,
+    LoggedEffect,
+    LoggedFailures,
+    joined_events,
+)
+from simdist.failure_logs.slurm_jobs import COMMAND, SlurmJob
+from simdist.settings.base import plural
+
+_CAUSES: dict[str, tuple[str, LoggedEffect]] = {
+    "NODE_FAIL": ("node failure", "node"),
+    "FAILED": ("failed job", "process"),
+    "OUT_OF_MEMORY": ("out of memory", "process"),
+    "PREEMPTED": ("preemption", "planned"),
+}
+_ENDS = {
+    "TIMEOUT": "reached the time limit",
+    "DEADLINE": "reached the deadline",
+    "REQUEUED": "requeued on request",
+    "BOOT_FAIL": "node did not boot",
+    "LAUNCH_FAILED": "launch failed",
+    "RESIZING": "resized while running",
+}
+_ROOT = ("0", "root")
+
+
+def slurm_failures(jobs: Sequence[SlurmJob], name: str) -> LoggedFailures:
+    """Return what jobs say.
+
+    Args:
+        jobs: All that ran, and each run of a requeued one.
+        name: Of the file.
+
+    Raises:
+        ScenarioError: No job ran.
+    """
+    with_gpus = [job for job in jobs if job.n_gpus]
+    counted = sorted(with_gpus or jobs, key=lambda job: job.start_s)
+    if not any(job.elapsed_s for job in counted):
+        raise ScenarioError(f"{name}: no job in it ran: write it with {COMMAND} --starttime and a date")
+    n_without = len(jobs) - len(counted)
+    notes = [f"{n_without} {plural(n_without, 'job')} without GPUs: left out."] if n_without else []
+    begin_s, is_event, note = _begin(counted)
+    notes += [note] if note else []
+    ended = [job for job in counted if job.end_s > begin_s or not is_event]
+    events = joined_events(_interruption(job) for job in counted if _is_interruption(job))
+    waits_s = _waits_s(counted)
+    return LoggedFailures(
+        name,
+        "Slurm",
+        _exposure(counted, begin_s),
+        tuple(event for event in events if _at_s(event) > begin_s or not is_event),
+        Counter(end for job in ended if (end := _other_end(job))),
+        {"schedule": waits_s} if waits_s else {},
+        {"schedule": "End of a job that failed to its next Start, of requeued jobs"},
+        (*notes, *_notes(ended)),
+    )
+
+
+def _begin(jobs: Sequence[SlurmJob]) -> tuple[float, bool, str]:
+    """Return when the log begins, whether a job's end says so, and a sentence about it.
+
+    Args:
+        jobs: In the order of their start.
+    """
+    first_s = jobs[0].start_s
+    if sum(job.start_s == first_s for job in jobs) > 1:  # as --truncate writes it, or started together
+        return first_s, False, ""
+    first_end_s = min(job.end_s for job in jobs if job.elapsed_s)
+    running = sum(job.start_s < first_end_s < job.end_s for job in jobs)
+    if not running:
+        return first_s, False, ""
+    return (
+        first_end_s,
+        True,
+        f"When the log begins is not known: {running} {plural(running, 'job')} ran when the first one ended. Time "
+        f"before that end is not counted. With sacct --truncate it is.",
+    )
+
+
+def _exposure(jobs: Sequence[SlurmJob], begin_s: float) -> Exposure:
+    times = [(job, max(0.0, min(job.elapsed_s, job.end_s - begin_s))) for job in jobs]
+    has_nodes = all(job.n_nodes for job in jobs if job.elapsed_s)
+    has_gpus = all(job.n_gpus for job in jobs if job.elapsed_s)
+    return Exposure(
+        math.fsum(seconds for _, seconds in times),
+        math.fsum((job.n_nodes or 0) * seconds for job, seconds in times) if has_nodes else None,
+        math.fsum((job.n_gpus or 0) * seconds for job, seconds in times) if has_gpus else None,
+    )
+
+
+def _is_interruption(job: SlurmJob) -> bool:
+    return job.state in _CAUSES and (job.elapsed_s >= TRAINS_AFTER_S or job.state == "NODE_FAIL")
+
+
+def _interruption(job: SlurmJob) -> Interruption:
+    cause, effect = _CAUSES[job.state]
+    return Interruption(job.end_s, cause, effect, job.hosts, frozenset([job.job_id.split("_")[0]]))
+
+
+def _at_s(event: Interruption) -> float:
+    assert event.at_s is not None
+    return event.at_s
+
+
+def _other_end(job: SlurmJob) -> str:
+    """Return what the end of a job is, if it is no interruption; empty for jobs that completed or run."""
+    if job.state in _CAUSES and not _is_interruption(job):
+        return "ended in the first minute"
+    if job.state == "CANCELLED":
+        return "cancelled by root" if job.killed_by in _ROOT else "cancelled by a user"
+    return _ENDS.get(job.state, "")
+
+
+def _waits_s(jobs: Sequence[SlurmJob]) -> tuple[float, ...]:
+    """Return how long requeued jobs waited for their next start after an interruption."""
+    runs: dict[str, list[SlurmJob]] = {}
+    for job in jobs:
+        runs.setdefault(job.job_id, []).append(job)
+    pairs = (pair for each in runs.values() for pair in pairwise(each))
+    return tuple(
+        after.start_s - job.end_s for job, after in pairs if _is_interruption(job) and after.start_s >= job.end_s
+    )
+
+
+def _notes(jobs: Sequence[SlurmJob]) -> list[str]:
+    notes: list[str] = []
+    n_runs = Counter(job.job_id for job in jobs)
+    hidden = {job.job_id for job in jobs if (job.n_restarts or 0) >= n_runs[job.job_id]}
+    if hidden:
+        notes.append(f"{len(hidden)} requeued jobs show only their last run: add --duplicates to sacct.")
+    n_root = sum(_other_end(job) == "cancelled by root" for job in jobs)
+    if n_root:
+        notes.append(f"{n_root} jobs were cancelled by root: add them if nodes were drained because they failed.")
+    if any(job.state == "FAILED" for job in jobs):
+        notes.append("FAILED does not tell a fault of a GPU from a mistake in a program: leave out jobs of debugging.")
+    return notes

@@ -1,0 +1,279 @@
+"""Jobs that suffer failures: exact cases by hand, closed forms where they hold, and a loop over single steps."""
+
+import math
+from itertools import pairwise
+
+import pytest
+
+from simdist.errors import ScenarioError
+from simdist.runs.attempts import CATEGORIES, Attempt, Goodput, LongJob, attempts
+from simdist.runs.checkpointed_steps import Checkpoints
+from simdist.scenario.failures import Failures
+
+DAY_S = 86_400.0
+
+
+def failing(*causes: dict, **others: object) -> Failures:
+    named = [{"cause": f"cause {i}", **each} for i, each in enumerate(causes)]
+    return Failures.model_validate({"causes": named, **others})
+
+
+def job(**others: object) -> LongJob:
+    return LongJob(**{"step_s": 1.0, "n_nodes": 4, "gpus_per_node": 2, "n_steps": 300, **others})  # type: ignore[arg-type]
+
+
+def suffered(failures: Failures, of: LongJob, seed: int = 0) -> Goodput:
+    found = attempts(failures, of, seed=seed)
+    assert set(found.seconds) == set(CATEGORIES)
+    assert math.fsum(found.seconds.values()) == pytest.approx(found.total_s, rel=1e-9)
+    assert min(found.seconds.values()) >= -1e-9 * found.total_s
+    return found
+
+
+def at(*moments: str, effect: str = "process", **others: object) -> dict:
+    return {"effect": effect, "at": list(moments), **others}
+
+
+# ---------------------------------------------------------------- by hand
+
+
+@pytest.mark.sentinel
+def test_deaths_of_ezpz_give_its_attempts() -> None:
+    """300 steps, a file every 25, deaths at 60, 145 and 240 (ezpz, pull request 225)."""
+    seen: list[Attempt] = []
+    deaths = failing({"effect": "process", "at_steps": [60, 145, 240]})
+    found = attempts(deaths, job(checkpoints=Checkpoints(25)), seed=0, observe=seen.append)
+    assert [(each.first_step, each.last_step) for each in seen] == [(0, 60), (50, 145), (125, 240), (225, 300)]
+    assert [before.last_step - after.first_step for before, after in pairwise(seen)] == [10, 20, 15]
+    assert (found.n_attempts, found.n_repeated, found.n_steps, found.total_s) == (4, 45, 300, 345.0)
+    assert found.seconds["wasted_progress"] == 45.0
+
+
+def test_a_recovery_has_its_parts() -> None:
+    """At 100 s, 8 ranks die in step 100; 90 steps are in the file. Half of a step is lost besides."""
+    recovery = {
+        "detect": "3 s",
+        "diagnose": "4 s",
+        "schedule": "50 s",
+        "start": "5 s",
+        "connect": "1 s",
+        "connect_per_rank": "0.5 s",
+        "load": "7 s",
+        "warm_up": "2 s",
+    }
+    found = suffered(failing(at("112.5 s", effect="node"), recovery=recovery), job(checkpoints=Checkpoints(10)))
+    first = {"program_startup": 5.0, "initialization": 5.0, "training_preparation": 2.0}
+    again = {"program_startup": 5.0, "initialization": 5.0, "training_preparation": 2.0, "checkpoint_restore": 7.0}
+    again |= {"infrastructure_recovery": 3.0 + 4.0 + 50.0, "wasted_progress": 0.5}
+    assert found.by_cause["cause 0"].seconds == again
+    for category in CATEGORIES:
+        expected = first.get(category, 0.0) + again.get(category, 0.0) + (300.0 if category == "productive" else 0.0)
+        assert found.seconds[category] == expected, category
+
+
+def test_a_failure_during_the_recovery_begins_it_anew() -> None:
+    recovery = {"detect": "5 s", "schedule": "10 s", "start": "20 s"}
+    found = suffered(failing(at("120 s", "150 s", effect="node"), recovery=recovery), job(checkpoints=Checkpoints(10)))
+    assert found.n_attempts == 2
+    assert found.seconds["program_startup"] == 20.0 + 15.0 + 20.0
+    assert found.seconds["infrastructure_recovery"] == 2 * 15.0
+    assert found.total_s == 300.0 + 85.0
+
+
+def test_a_job_may_fail_before_its_first_save() -> None:
+    found = suffered(failing(at("60 s", "100 s", "180 s")), job(checkpoints=Checkpoints(75)))
+    assert (found.seconds["wasted_progress"], found.total_s) == (60.0 + 40.0 + 5.0, 405.0)
+    assert suffered(failing(at("299 s")), job()).total_s == 599.0  # without files, all steps repeat
+
+
+def test_a_file_that_is_being_written_cannot_be_resumed_from() -> None:
+    files = Checkpoints(10, stall_s=1.0, write_s=5.0)
+    assert suffered(failing(at("25 s")), job(checkpoints=files)).n_repeated == 13  # usable from 27 s on
+    assert suffered(failing(at("27.5 s")), job(checkpoints=files)).n_repeated == 5
+
+
+@pytest.mark.parametrize(
+    ("timeouts", "found_by", "hung_s"),
+    [
+        ({"heartbeat": "100 s"}, None, 100.0),
+        ({"heartbeat": "100 s", "collective": "10 min", "watchdog": "15 min"}, None, 900.0),
+        ({"heartbeat": "100 s", "collective": "10 min", "watchdog": "15 min"}, "collective", 600.0),
+    ],
+)
+def test_a_hang_ends_with_the_longest_time_out_that_applies(
+    timeouts: dict, found_by: str | None, hung_s: float
+) -> None:
+    """A ladder of time-outs: heartbeat 100 s, NCCL 10 min, watchdog 15 min (marin)."""
+    hang = at("100 s", effect="hang", found_by=found_by)
+    found = suffered(failing(hang, recovery={"timeouts": timeouts, "detect": "1 s"}), job(checkpoints=Checkpoints(10)))
+    assert found.seconds["infrastructure_recovery"] == hung_s
+
+
+def test_a_slow_node_is_replaced_after_a_file_and_no_step_repeats() -> None:
+    """25 steps take 2 s each; the file of step 125 takes 3 s more."""
+    slow = at("100 s", effect="slow", factor=2, found_after="50 s")
+    found = suffered(failing(slow, recovery={"schedule": "10 s"}), job(checkpoints=Checkpoints(1000, stall_s=3.0)))
+    assert (found.n_repeated, found.total_s) == (0, 300.0 + 25.0 + 3.0 + 10.0)
+    assert found.seconds["step_time_deviation"] == pytest.approx(25.0)
+    assert found.by_cause["cause 0"].seconds["step_time_deviation"] == pytest.approx(25.0)
+
+
+def test_flaps_stand_still_and_two_alerts_lead_to_an_eviction() -> None:
+    """Two alerts within five minutes evict the node (ByteRobust, arXiv 2509.16293)."""
+    flap = at("100 s", "200 s", "250.5 s", effect="flap", share=0, lasts="20 s")
+    calm = suffered(failing(flap), job())
+    assert (calm.seconds["step_time_deviation"], calm.total_s) == (pytest.approx(60.0), pytest.approx(360.0))
+    recovery = {"alerts": {"count": 2, "within": "5 min"}, "schedule": "10 s"}
+    evicted = suffered(failing(flap, recovery=recovery), job(checkpoints=Checkpoints(1000, stall_s=2.0)))
+    assert (evicted.n_attempts, evicted.n_repeated) == (2, 0)
+    assert evicted.total_s == pytest.approx(300.0 + 20.0 + 2.0 + 10.0 + 20.0)  # the third is the first of the new node
+
+
+def test_a_flap_longer_than_the_time_out_ends_the_job() -> None:
+    flap = at("100 s", effect="flap", share=0, lasts="20 s")
+    found = suffered(failing(flap, recovery={"timeouts": {"collective": "15 s"}}), job(checkpoints=Checkpoints(30)))
+    assert (found.n_attempts, found.seconds["infrastructure_recovery"], found.n_repeated) == (2, 15.0, 10)
+
+
+def test_a_slow_link_slows_steps_as_the_job_says() -> None:
+    flap = at("100 s", effect="flap", share=0.5, lasts="30 s")
+    with pytest.raises(ScenarioError, match="'cause 0', whose flaps leave a share"):
+        attempts(failing(flap), job(), seed=0)
+    assert suffered(failing(flap), job(slowed={"cause 0": 1.5})).total_s == pytest.approx(300.0 + 10.0)
+
+
+@pytest.mark.parametrize(
+    ("keep", "resumed"),
+    [(None, 90), (6, 90), (5, 0), (1, 0)],  # at 145 s, files of 100 to 140 steps are newer than that of 90
+)
+def test_corruption_goes_back_to_a_kept_file_from_before_it(keep: int | None, resumed: int) -> None:
+    corruption = at("95 s", effect="corruption", found_after="50 s")
+    seen: list[Attempt] = []
+    attempts(failing(corruption), job(checkpoints=Checkpoints(10, keep=keep)), seed=0, observe=seen.append)
+    assert [(each.first_step, each.last_step) for each in seen] == [(0, 145), (resumed, 300)]
+
+
+def test_corruption_after_the_newest_file_goes_with_the_steps_that_repeat() -> None:
+    corruption = at("95 s", effect="corruption", found_after="50 s")
+    found = suffered(failing(corruption, at("98 s")), job(checkpoints=Checkpoints(10)))
+    assert (found.n_attempts, found.n_repeated) == (2, 8)
+
+
+@pytest.mark.parametrize(("notice", "repeated"), [(None, 0), ("5 s", 0), ("3 s", 3)])
+def test_a_planned_interruption_repeats_steps_only_without_time_to_save(notice: str | None, repeated: int) -> None:
+    """Saving waits for the file before until 103 s, and takes 3 s. Otherwise the job trains until 104 s."""
+    planned = at("101 s", effect="planned", lasts="1 h", notice=notice)
+    found = suffered(failing(planned), job(checkpoints=Checkpoints(100, stall_s=0.5, write_s=2.5)))
+    assert found.seconds["infrastructure_recovery"] == 3600.0
+    assert found.n_repeated == repeated
+
+
+def test_spares_take_the_places_of_nodes_until_there_are_none() -> None:
+    """The third failure waits for the scheduler; the fourth takes the first node, repaired after 1,000 s."""
+    causes = at("1000 s", "1100 s", "1200 s", "2500 s", effect="node")
+    recovery = {"swap": "1 s", "schedule": "100 s", "repair": "1000 s"}
+    found = suffered(failing(causes, recovery=recovery, on_failure="spare", spares=2), job(n_steps=5000))
+    assert found.seconds["infrastructure_recovery"] == 1.0 + 1.0 + 100.0 + 1.0
+
+
+def test_without_a_scheduler_a_job_waits_for_repairs() -> None:
+    causes = at("1000 s", "1100 s", effect="node")
+    recovery = {"swap": "1 s", "repair": "500 s"}
+    found = suffered(failing(causes, recovery=recovery, on_failure="spare", spares=1), job(n_steps=5000))
+    assert found.seconds["infrastructure_recovery"] == 1.0 + 400.0 + 1.0
+
+
+def test_evicting_a_group_takes_its_nodes_from_the_spares() -> None:
+    recovery = {"swap": "1 s", "schedule": "100 s", "evicted_nodes": 4}
+    found = suffered(failing(at("10 s", "20 s", effect="node"), recovery=recovery, on_failure="spare", spares=5), job())
+    assert found.seconds["infrastructure_recovery"] == 1.0 + 100.0
+
+
+def test_the_same_bad_node_fails_again_until_it_is_replaced() -> None:
+    again = at("100 s", again={"probability": 0.99, "after": "10 s"}, of="node", ranks=[3])
+    files = Checkpoints(5)
+    often = suffered(failing(again, recovery={"schedule": "60 s"}), job(checkpoints=files))
+    assert often.by_cause["cause 0"].n_failures > 3
+    once = suffered(failing(again, recovery={"schedule": "60 s", "exclude_after": 2}), job(checkpoints=files))
+    assert once.by_cause["cause 0"].n_failures == 2
+    assert once.seconds["infrastructure_recovery"] == 60.0
+
+
+def test_tries_fail_and_somebody_helps() -> None:
+    tries = {"success": 0, "most": 3, "back_off": "60 s", "lost": "600 s", "by_hand": "2 h"}
+    found = suffered(failing(at("100 s"), recovery={"start": "5 s", "tries": tries}), job(checkpoints=Checkpoints(100)))
+    assert found.seconds["infrastructure_recovery"] == 3 * 660.0 + 7200.0
+    assert found.seconds["program_startup"] == 10.0
+    tries.pop("by_hand")
+    lost = suffered(failing(at("100 s"), recovery={"tries": tries}), job(n_steps=None, horizon_s=DAY_S))
+    assert (lost.gave_up, lost.total_s, lost.seconds["productive"]) == (True, DAY_S, 0.0)
+
+
+def test_a_file_survives_what_its_place_survives() -> None:
+    """Memory of a neighbour is lost with both nodes; memory of the own node with one."""
+    rack = {"effect": "node", "of": "domain", "domain_nodes": 2, "at": ["100 s"]}
+    for survives, cause, resumed in (
+        ("process", at("100 s"), 90),
+        ("process", at("100 s", effect="node"), 0),
+        ("node", at("100 s", effect="node"), 90),
+        ("node", rack, 0),
+        ("all", rack, 90),
+    ):
+        files = Checkpoints(30, survives=survives)  # type: ignore[arg-type]
+        assert suffered(failing(cause), job(checkpoints=files)).n_repeated == 100 - resumed, (survives, cause)
+
+
+# ---------------------------------------------------------------- with a replica less
+
+
+def test_others_go_on_and_take_the_replica_back() -> None:
+    """4 replicas of 2 ranks. At 100.5 s one is lost: half of a step, detection, new groups. After 40 s it is back."""
+    recovery = {"detect": "3 s", "schedule": "10 s", "start": "20 s", "connect": "1 s", "connect_per_rank": "0.5 s"}
+    recovery |= {"load": "2 s"}
+    failures = failing(at("105.5 s", effect="node"), recovery=recovery, on_failure="continue")
+    found = suffered(failures, job(ranks_per_replica=2, checkpoints=Checkpoints(10)))
+    start_s = 20.0 + 5.0  # at the begin of the job
+    again_s = 0.5 + 3.0 + (1.0 + 0.5 * 6) + (1.0 + 0.5 * 8)
+    assert found.total_s == 300.0 + start_s + again_s
+    assert (found.n_attempts, found.n_repeated, found.n_steps) == (1, 0, 300)
+    back_s = 105.5 + 3.0 + 10.0 + 20.0 + 5.0 + 2.0
+    n_less = math.ceil(back_s - (105.5 + 3.0 + 4.0))  # steps with a replica less: it joins at the end of one
+    assert found.seconds["absent_replicas"] == pytest.approx(n_less / 4)
+    assert found.n_samples_share == pytest.approx(1 - n_less / 4 / 300)
+
+
+def test_between_averages_the_others_train_to_the_next_one() -> None:
+    """Averages every 16 steps: at 100.5 s, the lost replica's 4.5 steps since step 96 are lost, and no others."""
+    failures = failing(
+        at("100.5 s", effect="node"), recovery={"detect": "3 s", "connect": "1 s"}, on_failure="continue"
+    )
+    found = suffered(failures, job(ranks_per_replica=2, average_every=16))
+    assert found.seconds["wasted_progress"] == 0.0
+    assert found.seconds["infrastructure_recovery"] == 0.0  # noticed at 103.5 s, before step 112
+    back_s = 1.0 + 100.5 - 1.0 + 4.0
+    assert found.total_s == 300.0 + 1.0 + 2 * 1.0
+    assert back_s < 112
+    lost = (99.5 % 16 + (112 - 99.5)) / 4
+    assert found.seconds["absent_replicas"] == pytest.approx(lost)
+
+
+def test_all_ranks_start_again_when_no_replica_is_left() -> None:
+    recovery = {"schedule": "10 h"}
+    every_node = {"effect": "node", "of": "node", "at": ["50 s", "60 s", "70 s", "80 s"], "ranks": [0, 2, 4, 6]}
+    failures = failing(every_node, recovery=recovery, on_failure="continue")
+    found = suffered(failures, job(ranks_per_replica=2, checkpoints=Checkpoints(10)))
+    assert found.n_attempts == 2
+    assert found.seconds["infrastructure_recovery"] == 36_000.0
+
+
+def test_a_replica_is_copied_from_another_one() -> None:
+    cause = at("105.5 s", effect="node")
+    recovery = {"state": "replica", "load": "30 s"}
+    found = suffered(failing(cause, recovery=recovery), job(ranks_per_replica=2, checkpoints=Checkpoints(100)))
+    assert (found.n_repeated, found.total_s) == (0, 300.0 + 0.5 + 30.0)
+
+
+@pytest.mark.parametrize("policy", [{"on_failure": "continue"}, {"recovery": {"state": "replica"}}])
+def test_who_shards_over_all_ranks_has_no_replica_to_go_on_with(policy: dict) -> None:
+    with pytest.raises(ScenarioError, match="all ranks hold one replica of the model together"):
+        attempts(failing(at("1 s"), **policy), job(), seed=0)
