@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ import click
 from real import jobs, models
 from real.data.inputs import DataOptions, InputReader, open_input
 from real.data.tallies import Tally, gather_tallies, reads_of, salvage_tallies, tally_path, totals
+from real.execution.attempts import PerformedAttempt, begin_attempt
 from real.execution.one_rank import perform_among_simulated
 from real.execution.running import RunReport, check_world, perform_run
 from real.processes.exit_codes import run_command
@@ -111,6 +113,7 @@ def _command(**given: Any) -> None:
     options = SimpleNamespace(**given)
     if math.isnan(options.timeout_s):
         raise ScenarioError("--timeout nan: write seconds")
+    options.started_s = time.time()
     build = jobs.find_build(options.program)
     if options.peers or options.rank is not None:
         _check_among_simulated(options)
@@ -160,6 +163,7 @@ def _runs(options: SimpleNamespace) -> list[RunDirectory]:
             raise ScenarioError(
                 f"{each.path}: its plan reads no data set; give its scenario `data`, or leave --data out"
             )
+        _check_failures(each, options, n_runs=len(runs))
         if options.checkpoints and not each.plan.has_saves:
             raise ScenarioError(
                 f"{each.path}: its plan writes none; give its scenario `checkpoint`, or leave --checkpoints out"
@@ -167,6 +171,18 @@ def _runs(options: SimpleNamespace) -> list[RunDirectory]:
     if options.cache and not options.data:
         raise ScenarioError(f"--cache {options.cache}: there is nothing to keep without --data")
     return runs
+
+
+def _check_failures(run: RunDirectory, options: SimpleNamespace, *, n_runs: int) -> None:
+    """Refuse a run with failures that cannot go on after them."""
+    if not run.failures:
+        return
+    if n_runs > 1:
+        raise ScenarioError(f"{run.path}: has failures, after which all ranks start again: give this run alone")
+    if options.peers:
+        raise ScenarioError(f"{run.path}: has failures, which simulated peers do not survive: leave --peers out")
+    if options.data:
+        raise ScenarioError(f"{run.path}: has failures, and --data is not read again from the middle: leave one out")
 
 
 def _check_among_simulated(options: SimpleNamespace) -> None:
@@ -195,7 +211,8 @@ def _one(
     rank = connection.place.rank
     if rank == 0:
         _check_not_measured(run, options)  # by another start, before this one had the lock
-    if connection.place.local_rank == 0 and (earlier := _rescue(run)):
+    attempt = _begin_attempt(connection, run, build, options) if run.failures else None
+    if connection.place.local_rank == 0 and attempt is None and (earlier := _rescue(run)):
         told = f"real: rank {rank}: {run.plan.name}: an earlier run ended early: what was done is in {earlier}"
         print(told, file=sys.stderr, flush=True)  # noqa: T201 (the terminal of a run)
     connection.agree("plan", run.plan.digest())
@@ -213,9 +230,9 @@ def _one(
                 source,
                 name=options.program,
                 precision=_precision(run, options),
-                checkpoints=options.checkpoints,
+                saved=jobs.Saved(options.checkpoints, attempt),
             )
-            done = perform_run(connection, run.plan, run.delays, program, parts=parts, begins=begins)
+            done = perform_run(connection, run.plan, run.delays, program, parts=parts, begins=begins, attempt=attempt)
             counted = _count(connection, run, source)
             if done:
                 done = _save(run, *done, counted, options.links if run.scenario.has_links else None)
@@ -230,8 +247,32 @@ def _one(
             _keep(run)
             raise
     forget(parts, rank)
+    if attempt:
+        attempt.forget()
     if done:
         print(_summary(run, *done), flush=True)  # noqa: T201 (the terminal of a run)
+
+
+def _begin_attempt(
+    connection: Connection, run: RunDirectory, build: jobs.Build | None, options: SimpleNamespace
+) -> PerformedAttempt:
+    """Find where a run with failures goes on; rank 0 says so."""
+    rank = connection.place.rank
+    attempt = begin_attempt(
+        connection,
+        run.path,
+        run.plan,
+        run.failures,
+        jobs.Saved(options.checkpoints).files(run, build, rank),
+        parts=run.path / PARTS,
+        anew=options.force and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0",
+        started_s=options.started_s,
+    )
+    if rank == 0:
+        where = f"attempt {len(attempt.log.attempts) - 1} begins before step {attempt.first_step}"
+        print(f"{run.plan.name}: {where}", flush=True)  # noqa: T201 (the terminal of a run)
+        (run.path / run_directory.PARTIAL).unlink(missing_ok=True)
+    return attempt
 
 
 def _one_among_simulated(run: RunDirectory, build: jobs.Build | None, options: SimpleNamespace) -> None:
@@ -246,7 +287,7 @@ def _one_among_simulated(run: RunDirectory, build: jobs.Build | None, options: S
         None,
         name=options.program,
         precision=_precision(run, options),
-        checkpoints=options.checkpoints,
+        saved=jobs.Saved(options.checkpoints),
     )
     simulated, peers = jobs.simulate_peers(run, options.rank)
     done = perform_among_simulated(run.plan, run.delays, program, peers, device=device, channels=options.channels)
@@ -288,7 +329,7 @@ class _Counted:
 
 def _agree(connection: Connection, run: RunDirectory, options: SimpleNamespace) -> None:
     """Refuse ranks that were given different runs: with other delays, say, the trace would tell of none of them."""
-    for name, content in run_directory.contents(run.scenario, run.plan, run.delays).items():
+    for name, content in run_directory.contents(run.scenario, run.plan, run.delays, run.failures).items():
         connection.agree(name, hashlib.sha256(content).hexdigest())
     given = {"data": options.data, "checkpoints": options.checkpoints}
     traits = "".join(f" with {name}" for name, value in given.items() if value)

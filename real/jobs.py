@@ -1,10 +1,12 @@
 """The programs of a run, by their names on the command line."""
 
 import importlib
+import io
 import math
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,6 +17,7 @@ from real.buffers.memory import Memory
 from real.checkpoints.planned import CheckpointFiles
 from real.data.inputs import BatchFeed, InputReader, batch_buffers
 from real.data.sample_index import check_labels
+from real.execution.attempts import PerformedAttempt
 from real.execution.gpu import Spin
 from real.execution.running import MakeProgram, ProgramSpec
 from real.kernels.topk import KERNELS_FROM
@@ -49,6 +52,30 @@ _N_WARM_UP = 3
 # Takes batch_size, device, dtype and seed, and `lars=True` for a plan with trust ratios, as `real.models.build_job`
 # does after the name.
 Build = Callable[..., TrainingJob]
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The checkpoints of a run.
+
+    Args:
+        url: URL of the folder that they are written to. Without one, a program that sleeps does so for them as well,
+            unless the run has failures, and a model writes to the run directory.
+        attempt: With failures: the checkpoint to go on from.
+    """
+
+    url: str | None
+    attempt: PerformedAttempt | None = None
+
+    def files(self, run: RunDirectory, build: Build | None, rank: int) -> CheckpointFiles:
+        """Return the files of a rank."""
+        return CheckpointFiles(self.url or str(run.path / "saved"), rank, ".bin" if build is None else ".pt")
+
+    def load(self, restore: Callable[[bytes], object]) -> None:
+        """Give the file to go on from, if there is one, to what restores it."""
+        if self.attempt and self.attempt.first_step:
+            with self.attempt.loading():
+                restore(self.attempt.content())
 
 
 def find_build(name: str) -> Build | None:
@@ -171,7 +198,7 @@ def program_spec(
     *,
     name: str,
     precision: Precision,
-    checkpoints: str | None,
+    saved: Saved,
 ) -> ProgramSpec:
     """Return the program of this rank, which is made once there is memory.
 
@@ -183,13 +210,12 @@ def program_spec(
         source: Of samples; without one, a program that sleeps does so for loads as well, and a model has its own data.
         name: The name that `find_build` was given.
         precision: Of a model.
-        checkpoints: URL of the folder that they are written to; without one, a program that sleeps does so for them as
-            well, and a model writes to the run directory.
+        saved: The checkpoints.
     """
     buffers = buffers_of(run.plan, build, with_data=source is not None)
     if build is None:
-        return ProgramSpec(name, buffers, emulated_maker(rank, device, run, source, checkpoints))
-    make = model_maker(rank, device, run, build, source, precision=precision, checkpoints=checkpoints)
+        return ProgramSpec(name, buffers, emulated_maker(rank, device, run, source, saved))
+    make = model_maker(rank, device, run, build, source, precision=precision, saved=saved)
     return ProgramSpec(
         f"{name} {precision}",
         buffers,
@@ -201,7 +227,7 @@ def program_spec(
 
 
 def emulated_maker(
-    rank: int, device: torch.device, run: RunDirectory, source: InputReader | None, checkpoints: str | None
+    rank: int, device: torch.device, run: RunDirectory, source: InputReader | None, saved: Saved
 ) -> MakeProgram:
     """Return what makes the program of this rank that sleeps; see `program_spec`."""
 
@@ -209,7 +235,10 @@ def emulated_maker(
         compute, comm = (Spin(device) if device.type == "cuda" else Sleeper(failed) for _ in range(2))
         seconds, load_s = _prices(run, rank)
         feed = source and BatchFeed(run.plan, source, memory)
-        save = _saver(run.plan, CheckpointFiles(checkpoints, rank)) if checkpoints else None
+        saved.load(len)
+        save = None
+        if saved.url or saved.attempt:
+            save = _saver(run.plan, saved.files(run, build=None, rank=rank), by_step=saved.attempt is not None)
         return EmulatedProgram(
             seconds, compute=compute, comm=comm, interrupted=failed, load_s=load_s, feed=feed, save=save
         )
@@ -225,7 +254,7 @@ def model_maker(
     source: InputReader | None,
     *,
     precision: Precision,
-    checkpoints: str | None,
+    saved: Saved,
 ) -> MakeProgram:
     """Return what makes the program of this rank that trains a model; see `program_spec`."""
 
@@ -253,22 +282,30 @@ def model_maker(
             device=device,
             rank=rank,
             autocast=autocast,
-            save=CheckpointFiles(checkpoints or str(run.path / "saved"), rank).write if run.plan.has_saves else None,
+            save=saved.files(run, build, rank).write if run.plan.has_saves else None,
             feed=source and BatchFeed(run.plan, source, memory),
             max_norm=job.max_norm,
         )
         program.warm_up(_N_WARM_UP)
+        saved.load(lambda content: program.restore(torch.load(io.BytesIO(content), map_location=device)))
         return program
 
     return make
 
 
-def _saver(plan: Plan, files: CheckpointFiles) -> Callable[[ops.Save], None]:
-    """Return what writes as many bytes as a checkpoint of a model would have."""
+def _saver(plan: Plan, files: CheckpointFiles, *, by_step: bool) -> Callable[[ops.Save, int], None]:
+    """Return what writes as many bytes as a checkpoint of a model would have.
 
-    def save(op: ops.Save) -> None:
+    Args:
+        plan: The plan.
+        files: Where to.
+        by_step: Each step has a file of its own; otherwise, each replaces the one before.
+    """
+
+    def save(op: ops.Save, step: int) -> None:
         if op.by.is_first(files.rank):
-            files.write_bytes(sum(plan.buffer(name).nbytes for name in op.srcs))
+            name = files.name(step) if by_step else f"rank-{files.rank:05d}.bin"
+            files.write_bytes(sum(plan.buffer(each).nbytes for each in op.srcs), name)
 
     return save
 

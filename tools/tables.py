@@ -647,10 +647,9 @@ def speed(_: Path, __: str) -> list[str]:
 def questions(_: Path, __: str) -> list[str]:
     """Return what answers about real models cost and how cost grows, from the recorded benchmark."""
     measured = recorded("questions.json")
-    lines = ["| question | CPU seconds | memory | where the time goes |", "|---|---|---|---|"]
+    lines = ["| question | CPU seconds | memory |", "|---|---|---|"]
     for row in measured["questions"]:
-        largest = ", ".join(f"{name} {share:.0%}" for name, share in list(row["shares"].items())[:3])
-        lines.append(f"| {row['question']} | {row['cpu_s']:.1f} | {row['peak_MiB']:.0f} MiB | {largest} |")
+        lines.append(f"| {row['question']} | {row['cpu_s']:.1f} | {row['peak_MiB']:.0f} MiB |")
     lines += ["", "| growth with | sizes | CPU seconds | exponent |", "|---|---|---|---|"]
     for row in measured["growth"]:
         sizes = ", ".join(f"{size:,}" for size in row["sizes"])

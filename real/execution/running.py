@@ -17,7 +17,9 @@ from real.buffers import transforms
 from real.buffers.memory import Memory
 from real.collectives.byte_transfer import gather_texts
 from real.collectives.worlds import ProcessWorld, check_performable
+from real.execution.attempts import PerformedAttempt
 from real.execution.executor import Executor, World
+from real.execution.failing import FailingProgram
 from real.execution.gpu import await_kernels, count_memory, most_allocated_nbytes
 from real.execution.streams import Lanes
 from real.kernels.topk import KERNELS_FROM
@@ -115,6 +117,7 @@ def perform_run(
     *,
     parts: Path,
     begins: Callable[[float], None] | None = None,
+    attempt: PerformedAttempt | None = None,
 ) -> tuple[Trace, RunReport] | None:
     """Perform a plan; all ranks take part, rank 0 gets the trace and the report.
 
@@ -125,6 +128,7 @@ def perform_run(
         program: The program that computes.
         parts: Folder for the times of the ranks of this machine.
         begins: Called with the start of the run, by this rank's `now_s`.
+        attempt: With failures: where the run goes on, and what is to fail.
 
     Raises:
         RunError: Something failed, here or elsewhere. The times of finished operations stay in `parts`.
@@ -141,8 +145,18 @@ def perform_run(
             kernels_from=program.kernels_from,
         )
     made = program.make(session.memory, guard.failed)
+    if attempt is not None:
+        made = FailingProgram(
+            made,
+            attempt.due,
+            guard.failed,
+            note=attempt.note_failure,
+            await_saved=attempt.await_saved,
+            most_hang_s=attempt.most_hang_s,
+        )
+    first_step = 0 if attempt is None else attempt.first_step
     world = _ExplainedWorld(session.world, guard, plan.name)
-    executor = make_executor(session, made, world, gives_back=program.gives_back)
+    executor = make_executor(session, made, world, first_step=first_step, gives_back=program.gives_back)
     precise_sleeps()
     with guard.explaining(meeting):
         session.warm_up()
@@ -150,6 +164,8 @@ def perform_run(
         executor.prepare()
         count_memory(connection.device)
         start = session.start(begins)
+        if attempt is not None:
+            attempt.begins(start.start_s)
     executor.start_clock(start.start_s)
     executor.run()
     connection.barrier("the end of the run")
@@ -158,7 +174,10 @@ def perform_run(
         trace, clocks = session.gather(start, source)
         selections = transforms.selections(plan, session.memory)
         report = _report(connection, plan, program, trace, clocks, executor.peak_nbytes, selections)
-    return (replace(trace, run=report.run), report) if trace and report else None
+    if trace is None or report is None:
+        return None
+    named = replace(trace, run=report.run)
+    return (attempt.finished(named) if attempt else named), report
 
 
 def make_executor(

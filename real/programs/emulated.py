@@ -30,7 +30,7 @@ class EmulatedProgram(Program):
         interrupted: Ends the sleep of a load or save early; set when the run has failed.
         load_s: (load, number) -> seconds, for loads that are not in `seconds` because their durations differ.
         feed: Reads data instead of sleeping.
-        save: Writes a checkpoint instead of sleeping.
+        save: Writes the checkpoint of a step instead of sleeping.
     """
 
     seconds: Mapping[ops.Op, float]
@@ -39,7 +39,7 @@ class EmulatedProgram(Program):
     interrupted: threading.Event
     load_s: Callable[[ops.Load, int], float] | None = None
     feed: Feed | None = None
-    save: Callable[[ops.Save], None] | None = None
+    save: Callable[[ops.Save, int], None] | None = None
 
     def load(self, op: ops.Load, number: int) -> None:
         """Read the batch, or sleep for the undisturbed duration of the load."""
@@ -55,7 +55,7 @@ class EmulatedProgram(Program):
             self.feed.stage_in(op)
             return
         if isinstance(op, ops.Save) and self.save is not None:
-            self.save(op)
+            self.save(op, step)
             return
         seconds = self._seconds_of(op)
         match ops.lane_of(op).kind:

@@ -1,6 +1,6 @@
 """Programs for any model with a user's loss, optimiser and batches: alone, or within the user's training loop."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, final
@@ -98,6 +98,10 @@ class ModuleProgram(Program):
         for buffer, before in zip(self._module.buffers(), state, strict=True):
             buffer.copy_(before)
         transforms.warm_up_transforms(self._plan, self._memory)
+
+    def restore(self, content: Mapping[str, Any]) -> None:
+        """Take the state in a checkpoint that the plan has written."""
+        self._saves.restore(content)
 
     def load(self, op: ops.Load, number: int) -> None:
         """Read or make batch `number` of the data, on the host."""
@@ -277,6 +281,30 @@ class _Saves:
             elif name in self._memory:
                 content[name] = self._memory.tensors(name)
         self._write(f"step-{step:06d}-rank-{self._rank:05d}.pt", lambda file: torch.save(content, file))
+
+    @torch.no_grad()
+    def restore(self, content: Mapping[str, Any]) -> None:
+        """Copy the contents of a file to where they come from."""
+        everything = [op for body in self._plan.bodies for op in body]
+        sources = {op.dst: op.src for op in everything if isinstance(op, ops.Copy)}
+        for name in sorted(self._names):
+            buffer = self._plan.buffer(sources[name])
+            is_anchor = name in self._anchors
+            if buffer.tensors and buffer.sharded_over != ops.ALONE:
+                found = content["anchor_pieces" if is_anchor else "pieces"]
+                for tensor, (_, piece) in self._binding.named_pieces(buffer).items():
+                    piece.copy_(found[tensor][1])
+            elif buffer.tensors and not buffer.sparse:
+                found = content["anchors" if is_anchor else "model"]
+                for tensor, part in self._binding.named(buffer).items():
+                    part.copy_(found[tensor])
+            elif buffer.name in self._memory:
+                for part, kept in zip(self._memory.tensors(buffer.name), content[name], strict=True):
+                    part.copy_(kept)
+        if "optimizer" in content:
+            self._updates.state.load_state_dict(content["optimizer"])
+        if self._updates.outer.optimizer and "outer_optimizer" in content:
+            self._updates.outer.optimizer.load_state_dict(content["outer_optimizer"])
 
 
 @final

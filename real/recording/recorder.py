@@ -162,16 +162,31 @@ def salvage(folder: Path, plan: Plan) -> Trace | None:
     """
     if not folder.is_dir():
         return None
-    times_s = np.full((3, plan.n_instances, plan.world_size), np.nan)
-    for rank in range(plan.world_size):
-        path = part_path(folder, rank)
-        try:
-            part = RecordedPart(**json.loads(read_content(path.with_suffix(".json"))))
-            theirs = read_array(path, dtype=np.float64, shape=times_s.shape[:2])
-        except (OSError, EOFError, ValueError, TypeError):  # missing or incomplete
-            continue
-        if part.digest == plan.digest():
-            times_s[:, :, rank] = to_common_s(theirs, start_s=part.start_s)
+    times_s = np.stack([_left_by(rank, folder, plan) for rank in range(plan.world_size)], axis=2)
+    return _salvaged(plan, times_s)
+
+
+def gather_salvaged(folder: Path, plan: Plan, *, group: dist.ProcessGroup | None = None) -> Trace | None:
+    """Do as `salvage` with the times that each rank finds on its own machine; all take part, rank 0 gets the trace."""
+    rank = dist.get_rank()
+    mine = torch.from_numpy(_left_by(rank, folder, plan))
+    times_s = [theirs.numpy() for theirs in gather_to_first(mine, group=group)]
+    return None if rank else _salvaged(plan, np.stack(times_s, axis=2))
+
+
+def _left_by(rank: int, folder: Path, plan: Plan) -> NDArray[np.float64]:
+    """Return the times that a rank has left, `[3, n_instances]`; NaN if there are none, or those of another plan."""
+    unknown: NDArray[np.float64] = np.full((3, plan.n_instances), np.nan)
+    path = part_path(folder, rank)
+    try:
+        part = RecordedPart(**json.loads(read_content(path.with_suffix(".json"))))
+        times_s = read_array(path, dtype=np.float64, shape=unknown.shape)
+    except (OSError, EOFError, ValueError, TypeError):  # missing or incomplete
+        return unknown
+    return to_common_s(times_s, start_s=part.start_s) if part.digest == plan.digest() else unknown
+
+
+def _salvaged(plan: Plan, times_s: NDArray[np.float64]) -> Trace | None:
     times_s[:, np.isnan(times_s[2])] = np.nan  # instances that began but did not end count as not run
     return None if np.isnan(times_s).all() else _trace_of(plan, times_s, "real, ended early")
 

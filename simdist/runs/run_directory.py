@@ -3,6 +3,7 @@
     plan.json               the operations of each rank
     scenario.yaml           the prices and the origin of the plan; needs no other file of the user
     delays.npz              the injected delays: channel -> float64 [steps, world_size], seconds
+    failures.json           the injected failures by step, if the scenario has any
     recording-0.npz, ...    recordings that scenario.yaml replays, if any
     trace.simulated.npz     the simulated run; all `trace.*.npz` belong to this plan
     trace.real.npz          the run on real machines
@@ -10,6 +11,8 @@
     real-reads.npz          the levels of storage that its samples came from, if the plan has a data set
     trace.partial.npz       a run that ended early; NaN for operations that did not run
     partial-reads.npz       the reads of that run; 0 for loads that did not run
+    attempts.json           with failures: the attempts of the run on real machines, and the failures that struck
+    trace.attempt-0.npz     with failures: an attempt that failed; trace.real.npz has all together
 
 The bytes of each file follow from its contents: equal scenarios give equal directories. `plan.json` is written last, so
 a directory with this file is complete. Files with other contents are overwritten only on request. Reading checks that
@@ -18,7 +21,7 @@ the files belong together, because a trace in a mixed-up directory would look li
 
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,11 +38,13 @@ from simdist.files import locked, read_content, replacing, sync
 from simdist.plan import Channel, Plan
 from simdist.plan.check import check
 from simdist.plan.delays import Delays, check_delays, delay_shapes
+from simdist.plan.failures import StepFailure, dump_step_failures, read_step_failures
 from simdist.plan.only_simulated import only_simulated
 from simdist.scenario import Recorded, Scenario
 from simdist.scenario.disturbances import read_recorded
 from simdist.scenario.links import LinkRecorded
 from simdist.settings.base import unchecked_copy
+from simdist.traces.attempts import ATTEMPTS
 from simdist.traces.trace import Trace, write_npz
 
 if TYPE_CHECKING:
@@ -48,6 +53,7 @@ if TYPE_CHECKING:
 PLAN = "plan.json"
 SCENARIO = "scenario.yaml"
 DELAYS = "delays.npz"
+FAILURES = "failures.json"
 SIMULATED = "trace.simulated.npz"
 REAL = "trace.real.npz"
 PARTIAL = "trace.partial.npz"
@@ -75,12 +81,14 @@ class RunDirectory:
         scenario: Its scenario, with the one schedule of this plan.
         plan: The plan to execute.
         delays: Those of one seed, see `simdist.plan.delays`.
+        failures: Those of the seed of the scenario, in the order in which they strike.
     """
 
     path: Path
     scenario: Scenario
     plan: Plan
     delays: Delays
+    failures: tuple[StepFailure, ...] = ()
 
     @property
     def only_simulated(self) -> str | None:
@@ -111,7 +119,15 @@ def inside(path: Path) -> list[Path]:
     return [path] if (path / PLAN).exists() else sorted(file.parent for file in path.rglob(PLAN))
 
 
-def write(path: Path, scenario: Scenario, plan: Plan, delays: Delays, *, force: bool = False) -> None:
+def write(
+    path: Path,
+    scenario: Scenario,
+    plan: Plan,
+    delays: Delays,
+    failures: Sequence[StepFailure] = (),
+    *,
+    force: bool = False,
+) -> None:
     """Write a run directory.
 
     Args:
@@ -119,13 +135,14 @@ def write(path: Path, scenario: Scenario, plan: Plan, delays: Delays, *, force: 
         scenario: The scenario, with the one schedule of the plan.
         plan: The plan to execute.
         delays: Those of one seed, see `simdist.plan.delays`.
+        failures: Failures to inject.
         force: Replace an existing run and delete its traces.
 
     Raises:
         PlanError: The directory contains another run.
         RunError: The directory cannot be written.
     """
-    files = contents(scenario, plan, delays)
+    files = contents(scenario, plan, delays, failures)
     try:
         different = _differences(path, plan, files)
         if different and not force:
@@ -133,7 +150,7 @@ def write(path: Path, scenario: Scenario, plan: Plan, delays: Delays, *, force: 
         path.mkdir(parents=True, exist_ok=True)
         with locked(path) if different else nullcontext():
             if different:
-                of_runs = (path / name for name in (REPORT, REAL_READS, PARTIAL_READS))
+                of_runs = (path / name for name in (FAILURES, ATTEMPTS, REPORT, REAL_READS, PARTIAL_READS))
                 for old in (path / PLAN, *of_runs, *path.glob("trace.*.npz")):
                     old.unlink(missing_ok=True)
             for name, content in files.items():
@@ -166,7 +183,8 @@ def read(path: Path) -> RunDirectory:
                 read_reads(file, plan=plan)
         except TraceError as error:
             raise TraceError(f"{error}, or delete it") from None
-    return RunDirectory(path, scenario, plan, delays)
+    failures = read_step_failures(path / FAILURES, plan) if (path / FAILURES).exists() else ()
+    return RunDirectory(path, scenario, plan, delays, failures)
 
 
 def read_delays(path: Path, plan: Plan) -> dict[Channel, NDArray[np.float64]]:
@@ -308,13 +326,14 @@ def read_reads(path: Path, *, plan: Plan) -> "Reads":
     return reads
 
 
-def contents(scenario: Scenario, plan: Plan, delays: Delays) -> dict[str, bytes]:
+def contents(scenario: Scenario, plan: Plan, delays: Delays, failures: Sequence[StepFailure] = ()) -> dict[str, bytes]:
     """Return the bytes of each file of a run directory, by name; the plan is last."""
     standalone, recordings = _standalone(scenario)
     return {
         **{name: _npz({"seconds": seconds}) for name, seconds in recordings.items()},
         SCENARIO: scenarios.dump(standalone).encode(),
         DELAYS: _npz({str(channel): array[0] for channel, array in delays.items()}),
+        **({FAILURES: dump_step_failures(failures).encode()} if failures else {}),
         PLAN: plans.dumps(plan).encode(),
     }
 

@@ -114,7 +114,7 @@ def test_files_hold_the_step_that_they_are_of(
 
 def test_bytes_are_as_many_as_asked_and_take_the_place_of_the_former(tmp_path: Path) -> None:
     for nbytes in (1, 999, 1024**2, 3 * 1024**2 + 5):
-        CheckpointFiles(str(tmp_path / "new"), rank=3).write_bytes(nbytes)
+        CheckpointFiles(str(tmp_path / "new"), rank=3).write_bytes(nbytes, "rank-00003.bin")
         assert [(path.name, path.stat().st_size) for path in (tmp_path / "new").iterdir()] == [
             ("rank-00003.bin", nbytes)
         ]
@@ -134,7 +134,7 @@ def test_what_cannot_be_written_names_rank_and_file(tmp_path: Path) -> None:
     files = CheckpointFiles(str(tmp_path / "folder"), rank=1)
     (tmp_path / "folder" / "rank-00001.bin").mkdir()
     with pytest.raises(RunError, match=r"checkpoint of rank 1: .*/folder/rank-00001.bin: cannot be written: Is a dir"):
-        files.write_bytes(10)
+        files.write_bytes(10, "rank-00001.bin")
 
 
 # --- python -m real ---

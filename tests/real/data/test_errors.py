@@ -152,7 +152,7 @@ def test_a_model_with_too_few_outputs_is_refused_before_the_run(tmp_path: Path) 
         return torch.zeros(3, 1000), torch.zeros(3)
 
     make = jobs.model_maker(
-        0, torch.device("cpu"), written(tmp_path / "run"), job, source, precision="fp32", checkpoints=None
+        0, torch.device("cpu"), written(tmp_path / "run"), job, source, precision="fp32", saved=jobs.Saved(None)
     )
     with pytest.raises(ScenarioError, match=r"labels go up to 639, the model has 10 outputs: number the classes below"):
         make(None, None)

@@ -454,7 +454,7 @@ def test_a_model_computes_with_its_batch_while_the_next_one_comes(tmp_path: Path
 def program_of(run: run_directory.RunDirectory, rank: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[float]]:
     slept: list[float] = []
     monkeypatch.setattr(emulated, "sleep_s", lambda seconds, _interrupted: slept.append(seconds))
-    make = jobs.emulated_maker(rank, CPU, run, None, None)
+    make = jobs.emulated_maker(rank, CPU, run, None, jobs.Saved(None))
     return make(Memory(run.plan, CPU, ()), threading.Event()), slept
 
 

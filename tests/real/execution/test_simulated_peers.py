@@ -92,7 +92,7 @@ def real_traces(folder: Path) -> list[Trace]:
 
 def among(trace: Trace, run: RunDirectory) -> Trace:
     """Perform a run with one rank, whose peers take the times of a trace."""
-    spec = jobs.program_spec(RANK, CPU, run, None, None, name="emulated", precision="fp32", checkpoints=None)
+    spec = jobs.program_spec(RANK, CPU, run, None, None, name="emulated", precision="fp32", saved=jobs.Saved(None))
     done = perform_among_simulated(run.plan, run.delays, spec, find_peers(trace, RANK), device=CPU)
     return trace_of_rank(trace, RANK, done.times_s, done.ends_s, "real")
 

@@ -1,0 +1,91 @@
+"""Failures of a run, injected into one rank at the start of its steps.
+
+A failure strikes where the rank begins the forward pass of a step. Before, the rank awaits the files for which the plan
+blocks, so the newest checkpoint is the same in every run.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from typing import NoReturn, final
+
+from real.programs.base import Computation, Program
+from real.recording.timing import now_s, sleep_s
+from simdist.errors import RunError
+from simdist.plan import ops
+from simdist.plan.failures import StepFailure
+
+_POLL_S = 0.1
+
+
+@final
+class FailingProgram(Program):
+    """A program whose rank fails.
+
+    Args:
+        program: What the rank performs.
+        due: The failures that are to strike this rank in this attempt, each with its number in the run.
+        failed: Set when the run has failed.
+        note: Takes number and step of a failure just before it strikes. What it writes outlives the process.
+        await_saved: Waits until the checkpoint before a step is written, if ranks block for it.
+        most_hang_s: A hang that nobody has found after so many seconds ends in an error.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        due: Sequence[tuple[int, StepFailure]],
+        failed: threading.Event,
+        *,
+        note: Callable[[int, int], None],
+        await_saved: Callable[[int], None],
+        most_hang_s: float,
+    ) -> None:
+        self._program = program
+        self._due = list(due)
+        self._failed = failed
+        self._note = note
+        self._await_saved = await_saved
+        self._most_hang_s = most_hang_s
+
+    def load(self, op: ops.Load, number: int) -> None:
+        """Let the program load."""
+        self._program.load(op, number)
+
+    def perform(self, op: Computation, step: int) -> None:
+        """Let the program perform an operation."""
+        self._program.perform(op, step)
+
+    def forward(self, parts: Sequence[ops.Forward], step: int, complete: Callable[[], object]) -> None:
+        """Fail if it is time to, then let the program compute."""
+        while self._due and self._due[0][1].step <= step:
+            number, failure = self._due.pop(0)
+            self._strike(number, failure, step)
+        self._program.forward(parts, step, complete)
+
+    def backward(self, buckets: Sequence[ops.Backward], complete: Callable[[], object]) -> None:
+        """Let the program compute."""
+        self._program.backward(buckets, complete)
+
+    def _strike(self, number: int, failure: StepFailure, step: int) -> None:
+        if failure.ends_attempt:
+            self._await_saved(step)
+        self._note(number, step)
+        match failure.kind:
+            case "gone":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "hang":
+                self._hang(step)
+            case "pause":
+                sleep_s(failure.pause_s, self._failed)
+
+    def _hang(self, step: int) -> NoReturn:
+        """Take no part until the others have found that, or torchrun ends this process."""
+        until_s = now_s() + self._most_hang_s
+        while now_s() < until_s:
+            if self._failed.wait(_POLL_S):
+                raise RunError(f"this rank hung at the start of step {step}, as failures.json says")
+        raise RunError(
+            f"this rank hung at the start of step {step}, and no rank has found that in {self._most_hang_s:g} s"
+        )

@@ -1,0 +1,146 @@
+"""The attempts of a job that failed and was started again: when each began and failed, and the trace of all together.
+
+launched    the process of rank 0 exists
+started     its libraries are loaded
+connected   all ranks have met
+began       the first step begins; loading of the checkpoint and preparation are done
+failed      a failure of the run struck; or else, the last recorded operation ended
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from simdist.errors import TraceError
+from simdist.files import read_content, replacing
+from simdist.plan.delays import Floats
+from simdist.plan.plan import StepIndex
+from simdist.traces.trace import Trace
+
+ATTEMPTS = "attempts.json"
+_FORMAT = "simdist-attempts-1"
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredAttempt:
+    """One start of a job.
+
+    Args:
+        first_step: The first step that it performs.
+        launched_s: When the process of rank 0 was started, in seconds since 1970, as the other times.
+        started_s: When its libraries were loaded.
+        connected_s: When all ranks had met.
+        began_s: When the first step began; None if it failed before.
+        load_s: Seconds in which rank 0 loaded the checkpoint.
+        ended_s: When the last operation ended; None if the attempt failed.
+    """
+
+    first_step: int
+    launched_s: float
+    started_s: float
+    connected_s: float
+    began_s: float | None = None
+    load_s: float = 0.0
+    ended_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MetFailure:
+    """A failure of the run that has struck.
+
+    Args:
+        number: Its place in the failures of the run.
+        step: The step at whose start it struck.
+        at_s: When, in seconds since 1970.
+    """
+
+    number: int
+    step: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptLog:
+    """The attempts of a measurement so far.
+
+    Args:
+        attempts: All that got as far as to meet.
+        met: The failures that have struck.
+        run: The measurement, as in its trace; empty until it is complete.
+    """
+
+    attempts: tuple[MeasuredAttempt, ...] = ()
+    met: tuple[MetFailure, ...] = ()
+    run: str = ""
+
+    def save(self, path: Path) -> None:
+        """Write to a file, as a whole or not at all.
+
+        Columns:
+            format (str): `simdist-attempts-1`.
+            run (str): Unique name of the measurement; empty until it is complete.
+            attempts (list): "An attempt".
+            met (list): "A failure that has struck".
+
+        Raises:
+            RunError: It cannot be written.
+        """
+        text = json.dumps({"format": _FORMAT, **asdict(self)}, indent=1) + "\n"
+        with replacing(path, on_disk=True) as part:
+            part.write_text(text, encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> "AttemptLog":
+        """Read from a file.
+
+        Raises:
+            TraceError: The file cannot be read.
+        """
+        try:
+            document = json.loads(read_content(path))
+            if not isinstance(document, dict) or document.pop("format", None) != _FORMAT:
+                raise TraceError(f"{path}: is no file of attempts: its format should be {_FORMAT}")
+            return _LOG.validate_python(document)
+        except (OSError, ValueError, RecursionError, ValidationError) as error:
+            raise TraceError(f"{path}: cannot be read ({' '.join(str(error).split())}); delete it") from None
+
+
+_LOG = TypeAdapter(AttemptLog)
+
+
+def attempt_trace_name(number: int) -> str:
+    """Return the name of the file with the trace of an attempt that failed."""
+    return f"trace.attempt-{number}.npz"
+
+
+def join_attempts(attempts: Sequence[tuple[int, Trace]]) -> Trace:
+    """Put the traces of attempts together: each step as it was performed last, without the time between attempts.
+
+    Args:
+        attempts: First step and trace of each, in order. The last one has finished.
+    """
+    (_, whole), *later = attempts
+    index = StepIndex(whole.plan, [len(body) for body in whole.plan.bodies])
+    for first_step, trace in later:
+        row = index.before(first_step)
+        if np.isfinite(whole.ready_s[row]).any():
+            begin_s = np.nanmin(whole.ready_s[row])
+        else:
+            begin_s = np.nanmax(whole.end_s[:row], initial=0.0)
+        shift_s = begin_s - np.nanmin(trace.ready_s[row])
+        times = (
+            np.concatenate([before[:row], after[row:] + shift_s])
+            for before, after in zip(_times(whole), _times(trace), strict=True)
+        )
+        ready_s, start_s, end_s = times
+        late = {at: ranks for at, ranks in whole.late.items() if at < row} | dict(trace.late)
+        whole = replace(trace, ready_s=ready_s, start_s=start_s, end_s=end_s, late=late)
+    return whole
+
+
+def _times(trace: Trace) -> tuple[Floats, Floats, Floats]:
+    return trace.ready_s, trace.start_s, trace.end_s
