@@ -180,15 +180,15 @@ def frame_of_records(records: Iterable[Mapping[str, Any]]) -> "pd.DataFrame":
     require("pandas", extra="tables", what="a frame of results")
     import pandas as pd
 
-    found = pd.DataFrame([flat(each) for each in records])
+    found = pd.DataFrame([flat_record(each) for each in records])
     missing = [name for name in found.columns if found[name].isna().all()]
     return found.astype(dict.fromkeys(missing, "float64"))
 
 
-def flat(record: Mapping[str, Any]) -> dict[str, object]:
+def flat_record(record: Mapping[str, Any]) -> dict[str, object]:
     """Return a record with each interval in two cells.
 
-    >>> flat({"goodput": 0.5, "goodput_ci95": None})
+    >>> flat_record({"goodput": 0.5, "goodput_ci95": None})
     {'goodput': 0.5, 'goodput_ci95_low': None, 'goodput_ci95_high': None}
     """
     found: dict[str, object] = {}

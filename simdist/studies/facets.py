@@ -47,6 +47,7 @@ ValueT = TypeVar("ValueT")
 #: Seconds per step of each seed, `[n_seeds]`.
 StepTimes: TypeAlias = NDArray[np.float64]
 Again: TypeAlias = Callable[[Scenario], StepTimes]
+StepsIn: TypeAlias = Callable[[Scenario], tuple[float, float]]  # see `simdist.studies.suffering.StepsIn`
 Rest: TypeAlias = Callable[[float, float], float]
 
 _NEARLY_ALL = 0.9  # of the updates: a rank that is late in these contributes almost nothing
@@ -124,7 +125,7 @@ class Facet(ABC, Generic[ValueT]):
         """
         return None
 
-    def measure_built(self, scenario: Scenario, built: "Built", *, n_seeds: int) -> ValueT | None:
+    def measure_built(self, scenario: Scenario, built: "Built", *, n_seeds: int, steps_in: StepsIn) -> ValueT | None:
         """Return the value if it needs the scenario, the schedule or the prices of the plan, else None."""
         return None
 
@@ -658,7 +659,9 @@ class _MemoryFacet(Facet[_PeakMemory | None]):
         """Return nothing: the scenario states sizes that no plan has."""
         return None
 
-    def measure_built(self, scenario: Scenario, built: "Built", *, n_seeds: int) -> _PeakMemory | None:
+    def measure_built(
+        self, scenario: Scenario, built: "Built", *, n_seeds: int, steps_in: StepsIn
+    ) -> _PeakMemory | None:
         """Return the peak, without disturbances."""
         limit_nbytes = scenario.cluster.device.memory_nbytes
         shards = any(each.shards for each in scenario.schedules)
@@ -741,14 +744,16 @@ class _GoodputFacet(Facet[_FailingJob | None]):
         """Return nothing: steps do not tell."""
         return None
 
-    def measure_built(self, scenario: Scenario, built: "Built", *, n_seeds: int) -> _FailingJob | None:
+    def measure_built(
+        self, scenario: Scenario, built: "Built", *, n_seeds: int, steps_in: StepsIn
+    ) -> _FailingJob | None:
         """Let the job suffer the failures of the same seeds."""
         if scenario.failures is None or scenario.train_for is None:
             return None
         from simdist.scenario.sampling import run_seeds
         from simdist.studies.suffering import steady, suffer
 
-        trained = steady(scenario, built.schedule, n_seeds=n_seeds)
+        trained = steady(scenario, built.schedule, steps_in)
         found = suffer(scenario.failures, trained, run_seeds(scenario.seed, n_seeds))
         return _FailingJob(float(found.goodput.mean()), float(found.ettr.mean()))
 

@@ -11,6 +11,7 @@ between them are paired. Intervals are 95 % confidence intervals over seeds.
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, final
 
 from simdist.errors import ScenarioError, naming
@@ -21,8 +22,8 @@ from simdist.scenario.sampling import run_seeds
 from simdist.scenario.scenario import AnyScenario, Scenario, load
 from simdist.settings.base import plural
 from simdist.settings.units import format_duration, format_share
-from simdist.studies.columns import SCHEDULE, SPEEDUP, Column, flat, frame_of_records
-from simdist.studies.comparison import find_baseline
+from simdist.studies.columns import SCHEDULE, SPEEDUP, Column, flat_record, frame_of_records
+from simdist.studies.comparison import find_baseline, steps_in
 from simdist.studies.remarks import Remark, below_table, documents, remarks_of, with_remarks
 from simdist.studies.statistics import Interval, mean_interval, ratio_interval
 from simdist.studies.suffering import (
@@ -74,10 +75,6 @@ def _points(center: float, interval: Interval | None) -> str:
     return f"{100 * center:+.1f}" + (f" ± {half:.1f}" if half >= 0.05 else "")
 
 
-def _steps_every(n_steps: int, seconds_of: float) -> str:
-    return f"{n_steps:,} steps, {format_duration(seconds_of)}"
-
-
 _POLICY = Column("on failure", "on_failure")
 _MAIN = (
     SCHEDULE,
@@ -89,8 +86,8 @@ _MAIN = (
     Column("trained steps", "steps", form=lambda n: f"{n:,.0f}"),
     Column("time", "job_s", form=format_duration),
     Column("cost", "money", form=lambda dollars: f"$ {dollars:,.0f}"),
-    Column("checkpoint every", "every_steps", "every_s", form=_steps_every),
-    Column("best every", "best_steps", "best_s", form=_steps_every),
+    Column("checkpoint every", "every_s", form=format_duration),
+    Column("best every", "best_s", form=format_duration),
     Column("goodput then", "best_goodput", form=format_share),
     Column("Young", "young_s", form=format_duration),
 )
@@ -413,7 +410,7 @@ class GoodputStudy(list[GoodputRow]):
 
     def columns(self) -> dict[str, list[object]]:
         """Return the rows as columns: those of `frame`."""
-        records = [flat(each.cells()) for each in self]
+        records = [flat_record(each.cells()) for each in self]
         names = dict.fromkeys(name for each in records for name in each)
         return {name: [each.get(name) for each in records] for name in names}
 
@@ -481,7 +478,7 @@ def goodput(
         if progress:
             progress(schedule.name, 0.0)
         with naming(schedule.name):
-            trained = steady(scenario, schedule, n_seeds=n_seeds)
+            trained = steady(scenario, schedule, partial(steps_in, schedule=schedule, n_seeds=n_seeds))
         pairs += [(trained, failures) for failures in ways]
     suffered = []
     for trained, failures in pairs:
@@ -497,7 +494,7 @@ def goodput(
     ]
     title = _title(scenario, rows[at], n_seeds)
     return GoodputStudy(
-        rows, scenario=scenario, baseline=rows[at], title=title, curves=_curves(scenario, pairs, rows, at, n_seeds)
+        rows, scenario=scenario, baseline=rows[at], title=title, curves=_curves(scenario, pairs, rows, at)
     )
 
 
@@ -519,7 +516,7 @@ def _row(
     price: float | None,
 ) -> GoodputRow:
     trained, failures = pair
-    some = search_seeds(scenario, failures, trained.job, len(seeds))
+    some = search_seeds(scenario, failures, trained.job)
     best_steps = best_interval(failures, trained, some)
     best = suffer(failures, trained.with_interval(best_steps), seeds) if best_steps else None
     return GoodputRow(
@@ -546,7 +543,6 @@ def _curves(
     pairs: Sequence[tuple[SteadySchedule, Failures]],
     rows: Sequence[GoodputRow],
     at: int,
-    n_seeds: int,
 ) -> list[RateCurve]:
     """Return the curve of each row; none if no cause has a rate."""
     if not any(math.isfinite(time_between_failures_s(failures, trained.job)) for trained, failures in pairs):
@@ -554,7 +550,7 @@ def _curves(
     points: list[list[RatePoint]] = [[] for _ in rows]
     for factor in FACTORS:
         changed = [(trained, scaled(failures, factor)) for trained, failures in pairs]
-        some = search_seeds(scenario, changed[at][1], pairs[at][0].job, n_seeds)
+        some = search_seeds(scenario, changed[at][1], pairs[at][0].job)
         found = [suffer(failures, trained, some) for trained, failures in changed]
         base = float(found[at].trained_per_s.mean())
         for number, (trained, failures) in enumerate(changed):

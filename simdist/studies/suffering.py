@@ -13,13 +13,14 @@ Source:
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simdist.plan.ops import Destination
-from simdist.runs.attempts import CATEGORIES, Goodput, TrainingJob, attempts
-from simdist.runs.building import build, in_steps, job
+from simdist.runs.attempts import CATEGORIES, Goodput, LongJob, attempts
+from simdist.runs.building import in_steps, job
 from simdist.runs.checkpoint_costs import CheckpointCosts, checkpoint_costs
 from simdist.runs.checkpointed_steps import Checkpoints, Survives
 from simdist.runs.failing_job import job_of
@@ -29,12 +30,16 @@ from simdist.scenario.sampling import run_seeds
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.settings.base import unchecked_copy
-from simdist.studies.comparison import measure_with_additions
+
+#: Returns the seconds per step, and of them those that ranks wait for data, of a schedule in another scenario: means
+#: over the same seeds.
+StepsIn: TypeAlias = Callable[[Scenario], tuple[float, float]]
 
 _SURVIVES: dict[Destination, Survives] = {"storage": "all", "peer": "node", "disk": "process"}
 _LOSING = ("process", "node", "hang", "slow", "corruption")  # effects that end an attempt
 _ENOUGH_FAILURES = 1000  # in all seeds of a search together
 _LEAST_SEEDS = 2
+_MOST_SEEDS = 200
 _FIRST_FACTOR = 2.0  # between intervals that a search tries
 _LAST_FACTOR = 1.15
 
@@ -52,7 +57,7 @@ class SteadySchedule:
     """
 
     label: str
-    job: TrainingJob
+    job: LongJob
     loading: float
     costs: CheckpointCosts | None
     period: int
@@ -98,25 +103,23 @@ class Suffered:
         return float(np.mean([of(each) for each in self.outcomes]))
 
 
-def steady(scenario: Scenario, schedule: Schedule, *, n_seeds: int) -> SteadySchedule:
+def steady(scenario: Scenario, schedule: Schedule, steps_in: StepsIn) -> SteadySchedule:
     """Return how a schedule of a scenario with failures trains while nothing fails.
 
     Args:
         scenario: The scenario.
         schedule: One of its schedules.
-        n_seeds: Seeds of the steps, see `simdist.scenario.sampling.run_seeds`.
+        steps_in: See `StepsIn`.
 
     Raises:
         ScenarioError: It has no `failures`, or no `train_for`.
         PlanError: The schedule does not fit the cluster.
     """
     plain = unchecked_copy(scenario, checkpoint=None, failures=None)
-    calm = unchecked_copy(plain, disturbances=(), background=(), actors=())
-    times = measure_with_additions(plain, build(plain, schedule), n_seeds=n_seeds, facets=())
-    calm_times = times
+    step_s, io_s = steps_in(plain)
+    calm_step_s = step_s
     if plain.disturbances or plain.background or plain.actors:
-        calm_times = measure_with_additions(calm, build(calm, schedule, proves=False), n_seeds=1, facets=())
-    step_s, calm_step_s = float(times.step_s.mean()), float(calm_times.step_s.mean())
+        calm_step_s, io_s = steps_in(unchecked_copy(plain, disturbances=(), background=(), actors=()))
     costs = checkpoint_costs(scenario, schedule)
     suffering = job_of(
         scenario,
@@ -125,8 +128,7 @@ def steady(scenario: Scenario, schedule: Schedule, *, n_seeds: int) -> SteadySch
         calm_step_s=min(calm_step_s, step_s),
         checkpoints=None if costs is None else _checkpoints(scenario, schedule, costs),
     )
-    loading = float(calm_times.states_s["io"].mean()) / calm_step_s
-    return SteadySchedule(schedule.name, suffering, loading, costs, len(schedule.cycle(job(plain))))
+    return SteadySchedule(schedule.name, suffering, io_s / calm_step_s, costs, len(schedule.cycle(job(plain))))
 
 
 def _checkpoints(scenario: Scenario, schedule: Schedule, costs: CheckpointCosts) -> Checkpoints:
@@ -158,7 +160,7 @@ def suffer(failures: Failures, trained: SteadySchedule, seeds: Sequence[int]) ->
     return Suffered(outcomes, seconds, np.array([found.total_s for found in outcomes]))
 
 
-def time_between_failures_s(failures: Failures, suffering: TrainingJob) -> float:
+def time_between_failures_s(failures: Failures, suffering: LongJob) -> float:
     """Return the mean time between failures of the job that end an attempt; infinite if none has a rate."""
     per_s = math.fsum(
         each.rate_per_s * each.n_components(suffering.n_nodes, suffering.gpus_per_node)
@@ -176,12 +178,12 @@ def young_s(failures: Failures, trained: SteadySchedule) -> float | None:
     return math.sqrt(2 * between_s * trained.costs.stall_s)
 
 
-def search_seeds(scenario: Scenario, failures: Failures, suffering: TrainingJob, n_seeds: int) -> list[int]:
-    """Return as many of the first seeds as a search needs: fewer if each meets many failures."""
+def search_seeds(scenario: Scenario, failures: Failures, suffering: LongJob) -> list[int]:
+    """Return the seeds that a search needs: as many as meet enough failures together."""
     length_s = suffering.horizon_s or (suffering.n_steps or 0) * suffering.step_s
     n_failures = length_s / time_between_failures_s(failures, suffering)
-    n_needed = math.ceil(_ENOUGH_FAILURES / n_failures) if n_failures else n_seeds
-    return run_seeds(scenario.seed, min(n_seeds, max(_LEAST_SEEDS, n_needed)))
+    n_needed = math.ceil(min(_ENOUGH_FAILURES / n_failures, _MOST_SEEDS)) if n_failures else _LEAST_SEEDS
+    return run_seeds(scenario.seed, max(_LEAST_SEEDS, n_needed))
 
 
 def best_interval(failures: Failures, trained: SteadySchedule, seeds: Sequence[int]) -> int | None:

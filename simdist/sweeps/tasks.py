@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,7 +28,7 @@ from simdist.scenario import Scenario
 from simdist.scenario.strict_yaml import path_text
 from simdist.settings.base import FromFile
 from simdist.studies import facets
-from simdist.studies.comparison import open_step
+from simdist.studies.comparison import open_step, steps_in
 from simdist.studies.known_delays import Chances, chances_of, corrected
 from simdist.studies.measuring import ScheduleTimes, measure
 from simdist.studies.remarks import Remark, documents, remarks_of
@@ -165,8 +166,9 @@ def _measure(task: Task, row: RowKey, scenario: Scenario | None, batch: TaskBatc
     built = build(its, schedule)
     measured = measure(its, built, n_seeds=batch.n_seeds, engine=batch.engine, facets=facets.FACETS)
     measured = corrected(its, built, measured)
+    steps = partial(steps_in, schedule=schedule, n_seeds=batch.n_seeds)
     for facet in facets.FACETS:
-        if (value := facet.measure_built(its, built, n_seeds=batch.n_seeds)) is not None:
+        if (value := facet.measure_built(its, built, n_seeds=batch.n_seeds, steps_in=steps)) is not None:
             measured = replace(measured, facets=measured.facets.changed(facet, value))
     return record(measured)
 
