@@ -1,7 +1,7 @@
 """`python -m real.learn`: train a task by a plan, with the values of all ranks, and tell how well it learns.
 
 One JSON object on standard input says what to do, see `docs/reference/tasks.md`; JSON lines on standard output tell of
-it, each as soon as it is known.
+it.
 """
 
 import copy
@@ -191,14 +191,7 @@ def _set_seeds(seed: int) -> None:
 
 @final
 class _Learning:
-    """A world that is trained, and watched.
-
-    Args:
-        task: What is learned.
-        order: How.
-        plan: Of the schedule.
-        say: Told what there is, and what was found.
-    """
+    """A world that is trained, and watched."""
 
     def __init__(self, task: TaskFunctions, order: _TrainingRequest, plan: Plan, say: _Say) -> None:
         self._task = task

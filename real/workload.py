@@ -38,13 +38,7 @@ _N_SAMPLES = 2  # of a batch of our own: batch normalisation takes no single sam
 
 @dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
 class _CountingRequest:
-    """What to count.
-
-    Args:
-        model: `module:function` that returns a model, or a model.
-        input_shape: Shape of a sample, if the function returns no sample batch.
-        device: `meta` has no values, `cpu` computes them.
-    """
+    """What to count."""
 
     model: str
     input_shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False)] | None = None

@@ -23,7 +23,7 @@ def exporting(package: str, module_of: Mapping[str, str]) -> tuple[Callable[[str
     Args:
         package: Name of the package.
         module_of: Exported name -> the module, below the package, that defines it. A colon at the end: the module
-            itself has this name.
+            itself.
 
     Source:
         PEP 562, Module __getattr__ and __dir__.

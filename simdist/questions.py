@@ -171,8 +171,7 @@ def tune(
         group_every: Pairs of ranks and steps: groups of at least `ranks` exchange at least once in `steps`.
         memory_nbytes: Limit of the bytes in use on a rank's device: a number, or text such as `16 GB`.
         allow: The words of `simdist tune --allow`, such as `sharding`.
-        min_density: Gradients may be sent in part, this share at least, such as 0.01 or `1%`. None: no schedule is
-            sparse.
+        min_density: Gradients may be sent in part, this share at least, such as 0.01 or `1%`. None: none is.
         baseline: Label or kind of the schedule that the others are compared with. None: the scenario's first.
         n_seeds: Fresh seeds of the finalists. None: 20, or 200 of a recording.
 
@@ -262,8 +261,7 @@ def whatif(
 
     Args:
         scenario: What `simdist.load` takes, or a scenario, such as one of `import_traces`.
-        schedules: Schedules to compare with the job's own: labels, or objects. None: the scenario's others or, if there
-            are none, a few that fit.
+        schedules: Schedules to compare with the job's own: labels, or objects. None: the scenario's others, or a few.
         n_runs: Runs of each schedule; 0: none are compared.
         steps: Steps to look at; None: all.
 

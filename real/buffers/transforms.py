@@ -4,8 +4,7 @@ They need only the buffers, so all programs perform them in the same way.
 
 **Ranks agree.** Ranks must compute equal results from equal data, or their parameters would drift apart. So values with
 equal indices are summed in a fixed order, although a GPU scatters in any order. A merge sorts them first. Gathered
-entries are scattered slice by slice. The selection of one rank contains no index twice, so the order within a slice
-does not matter.
+entries are scattered slice by slice. The selection of one rank contains no index twice, so their order does not matter.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,8 +33,7 @@ def transform(memory: Memory, op: Transform, *, step: int, rank: int) -> None:
     Args:
         memory: The buffers of the operation.
         op: The operation.
-        step: Together with the rank, the seed of selections that sample. So a resumed run continues like an
-            uninterrupted one.
+        step: Together with the rank, the seed of selections that sample. So a resumed run continues alike.
         rank: Rank of the buffers; of stacked ranks, the first one.
     """
     match op:
@@ -72,10 +70,11 @@ def warm_up_transforms(plan: Plan, memory: Memory) -> None:
     """
     for op in dict.fromkeys(op for body in plan.bodies for op in body if isinstance(op, Transform)):
         tensors = [tensor for name in ops.writes(op) for tensor in memory.tensors(name)]
-        before = [tensor.clone() for tensor in tensors]
-        transform(memory, op, step=0, rank=0)
-        for tensor, contents in zip(tensors, before, strict=True):
-            tensor.copy_(contents)
+        with memory.lent((*ops.reads(op), *ops.writes(op))):
+            before = [tensor.clone() for tensor in tensors]
+            transform(memory, op, step=0, rank=0)
+            for tensor, contents in zip(tensors, before, strict=True):
+                tensor.copy_(contents)
         if memory.graphs is not None and memory.n_ranks is None and isinstance(op, _OnSparse):
             memory.graphs.record(op, op.lane, _tensors(memory, op), partial(_enqueue, memory, op))
 

@@ -214,8 +214,7 @@ class ArrivalClient:
     def sum_of_first(self, buffer: Tensor, drop: int, servers: Servers) -> None:
         """Replace a buffer by the sum over the first ranks to arrive, all but `drop`; `servers` hold parts of it.
 
-        As in `real.collectives.servers`, each rank begins with the nearest server, so that they do not all use the same
-        one.
+        As in `real.collectives.servers`, each rank begins with the nearest server.
 
         Raises:
             RunError: Too few ranks have arrived within the timeout. The error names the missing ones.

@@ -5,15 +5,12 @@ so that the result does not depend on the order of arrival. Then each member pul
 
 **Rounds.** In round j, member i of n talks to server (i n_servers // n + j) mod n_servers: first the nearest one, if
 servers are spread over the members, then the next one. So in each round, all servers and all nodes have about the same
-number of messages. If all messages were sent at once, they would share the links. TCP flows do not share links fairly,
-so the slowest would hold up all.
+number of messages. If all messages were sent at once, they would share the links.
 
 **Order.** Receives are posted before sends. gloo tells a sender that the receive is ready over the connection on which
-it also sends data. Behind data, this message would arrive late, and the connection would carry data in only one
-direction.
+it also sends data. Behind data, this message would arrive late.
 
-**Pieces.** A server does not have room for the parts of all members. It receives a piece from each member, and adds
-these up before the next piece.
+**Pieces.** A server does not have room for the parts of all members. It adds up a piece of each before the next.
 """
 
 from collections.abc import Iterator, Sequence
@@ -83,15 +80,7 @@ def sum_by_servers(
 
 @dataclass(frozen=True, slots=True)
 class _ServedSum:
-    """An all-reduce, as one member sees it.
-
-    Args:
-        ranks: The members, in order.
-        me: Index of this member.
-        servers: Indices of the members that are servers.
-        parts: This member's data for the part of each server.
-        process_group: Group for messages.
-    """
+    """An all-reduce, as one member sees it."""
 
     ranks: Sequence[int]
     me: int

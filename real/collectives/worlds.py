@@ -5,8 +5,7 @@ before the sum, like DistributedDataParallel and torch's averagers, because gloo
 
 The library chooses the `algorithm` of an operation: gloo reduces in a ring, NCCL chooses dynamically. An all-gather by
 `broadcasts` is one broadcast of the library for each member. No library has an all-reduce through parameter servers, so
-it is composed of messages here. Its servers are members of the group. Servers that are not ranks exist only in
-simulations.
+it is composed of messages here. Its servers are members of the group. Others exist only in simulations.
 
 A sparse buffer travels in one message: the bytes of its values, then those of its indices.
 
@@ -165,8 +164,7 @@ class ProcessWorld:
         groups: Communicator -> the groups that it uses, equal on all ranks and in the same order. Threads may take
             turns differently on each rank, so each group of each communicator has a process group of its own.
         timeout_s: Time limit of a collective.
-        everyone: All ranks; by default the default process group, which must exist in any case. The communicator `comm`
-            uses it.
+        everyone: All ranks; by default the default process group. The communicator `comm` uses it.
         servers: Ranks that serve all-reduces that drop late ranks; see `late_servers`.
 
     Attributes:

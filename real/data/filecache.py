@@ -13,8 +13,7 @@ Locks are `flock`s, so the kernel releases those of a killed process. If two pro
 it, and the last one stays. The plan avoids this: a rank that is planned to find a file on disk waits for the rank that
 brings it.
 
-fsspec's own caches (`filecache`, `simplecache`) are not used, because they have no checksums, and their writers do not
-see each other.
+fsspec's own caches (`filecache`, `simplecache`) are not used, because they have no checksums.
 
 A cache is in a folder of the data set.
 
@@ -57,8 +56,7 @@ class FileCache:
     """Keeps raw files of a data set in a folder.
 
     Args:
-        folder: Folder on the node's disk; created if missing. Only caches may write to it. Several data sets may share
-            it.
+        folder: Folder on the node's disk; created if missing. Only caches may write to it.
         index: Index of the data set.
 
     Raises:

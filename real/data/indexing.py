@@ -21,7 +21,6 @@ def index_folder(folder: Path) -> Iterator[Entry]:
     """Yield the lines of a folder of images, one sub-folder per class, numbered like torchvision's ImageFolder.
 
     Labels number the sub-folders in the order of their names. Samples are ordered by class, then folder, then name.
-    Files are read one at a time.
 
     Raises:
         ScenarioError: There is no class, a class without an image, an empty file, or a name that cannot be listed.

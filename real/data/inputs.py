@@ -82,8 +82,7 @@ def open_input(
 
     Raises:
         ScenarioError: The data set is not the one of the plan.
-        RunError: The data set cannot be reached, the caches cannot be created, or ranks of a node are on several
-            machines.
+        RunError: The data set cannot be reached, the caches cannot be created, or a node has several machines.
     """
     dataset = plan.dataset
     if dataset is None:

@@ -15,8 +15,7 @@ there. Then the reader waits until that rank has passed its load, at most `wait_
 **Eviction.** A sample that leaves a cache with load k may still be needed by ranks that have not reached this load. So
 it leaves when all ranks of the node have read load k, and `grace` more loads, for the ranks of other nodes. It stays if
 a later load has brought it back by then. All ranks try to evict it; the first one does it. If a rank closes its loader
-when all ranks of the node have read all loads, it performs all remaining evictions. Then the node's caches match the
-plan.
+when all ranks of the node have read all loads, it performs all remaining evictions.
 """
 
 import threading
@@ -208,8 +207,7 @@ class LoadCounts:
 
     Args:
         n_samples: int64 `[len(LEVELS)]`, samples that came from each level.
-        nbytes: int64 `[len(LEVELS)]`, bytes of files from disk and storage, and of decoded samples from memory and
-            peers.
+        nbytes: int64 `[len(LEVELS)]`, bytes of files from disk and storage, else of decoded samples.
         n_elsewhere: Samples that came from another level than planned.
         n_not_kept: Samples for which memory had no room.
     """
@@ -334,8 +332,7 @@ class Loader(AbstractContextManager["Loader"]):
             Samples and bytes by level.
 
         Raises:
-            RunError: A sample cannot be read (the error names it), the run has failed elsewhere, or the time limit has
-                passed.
+            RunError: A sample cannot be read (the error names it), the run has failed elsewhere, or took too long.
         """
         batch = self._agenda.advance(number)
         self._number = number
@@ -365,8 +362,7 @@ class Loader(AbstractContextManager["Loader"]):
     def _leave_all(self) -> None:
         """Perform the remaining evictions if no rank of the node reads any more.
 
-        Ranks of other nodes may still request these samples. Then they read them from elsewhere, because this node is
-        about to end.
+        Ranks of other nodes may still request these samples. Then they read them elsewhere.
         """
         n_read = self._number + 1
         if self._board.slowest() >= n_read > 0 and self._agenda.is_over():
@@ -472,8 +468,8 @@ class Loader(AbstractContextManager["Loader"]):
 class WorkerLoader(AbstractContextManager["WorkerLoader"]):
     """Fills batches, several at once: each in the thread that asks for it, one sample after the other.
 
-    Threads begin their loads in any order, and a load may end before an earlier one. Other ranks see the loads up to
-    the first that has not ended.
+    Threads begin their loads in any order, and a load may end before an earlier one. Others see those up to the first
+    open one.
 
     Args:
         reads: Reads of all loads of the plan, in order, from disk and storage.

@@ -68,8 +68,8 @@ class Board:
         n_read: int64 `[ranks_per_node]`, number of loads that each rank has read.
         n_kept: int64 `[ranks_per_node]`, number of loads that each rank has also kept.
         n_staged: int64 `[ranks_per_node]`, number of times that each rank has staged its files.
-        kept_on_disk: int64 `[n_samples]`, 1 + the last load that keeps a sample on the node's disk; 0 if none has yet;
-            -1 if it has left since.
+        kept_on_disk: int64 `[n_samples]`, 1 + the last load that keeps a sample on the node's disk; 0: none yet; -1: it
+            left.
         locked: Excludes the other ranks.
     """
 

@@ -139,8 +139,7 @@ def decode_raw(data: bytes, out: NDArray[np.uint8], name: str) -> None:
 def decode_image(data: bytes, out: NDArray[np.uint8], name: str) -> None:
     """Decode an image, scale it so that it just covers the sample's height and width, and crop its centre.
 
-    A JPEG is decoded at an eighth, a quarter or a half of its size if that is still large enough, which is much less
-    work.
+    A JPEG is decoded at an eighth, a quarter or a half of its size if that is still large enough.
 
     Args:
         data: A file in a format that Pillow reads.

@@ -6,8 +6,7 @@
         with accelerator.accumulate(model):
             ...
 
-`accelerator.save_state()` and `save_model()` average the parameters first. `save_state` stores the step, and
-`resume_from` goes on there.
+`accelerator.save_state()` and `save_model()` average the parameters first. `resume_from` goes on at the stored step.
 """
 
 from collections.abc import Mapping

@@ -58,7 +58,7 @@ class LoopBatches(AbstractContextManager["LoopBatches"]):
     """Yields this rank's batch of each remaining step. `Worker.feed` makes it.
 
     A batch is uint8 `[batch_size, *sample shape]` and int64 labels, on the device of the model. On a CPU, it is valid
-    until you request the next one.
+    until the next one.
     """
 
     def __init__(

@@ -50,8 +50,8 @@ def device_of(module: nn.Module) -> torch.device:
     """Return the device of the trained parameters.
 
     Raises:
-        UnsupportedError: There are several devices, another data type, sparse gradients or no parameters; or something
-            else synchronises or shards them.
+        UnsupportedError: There are several devices, another data type, sparse gradients or no parameters, or another
+            wrapper.
     """
     parameters = trained_parameters(module)
     for each in module.modules():

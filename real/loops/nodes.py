@@ -60,8 +60,7 @@ def ranks_per_node_for(
         environ: Environment variables that torchrun has set.
 
     Raises:
-        ScenarioError: The number is not known or does not divide the ranks; or machines differ, and the schedule needs
-            equal ones.
+        ScenarioError: The number is not known or does not divide the ranks; or the schedule needs equal machines.
     """
     if given is None and len(set(nodes)) > 1:
         if _needs_nodes(schedule, world_size):

@@ -61,8 +61,8 @@ class Experiment:
 
     Args:
         trace: File to which rank 0 writes the trace of the run.
-        delays: Injected delays, channel -> float64 `[1, n_steps, world_size]`, seconds. The default is the delays of
-            the run directory, or none.
+        delays: Injected delays, channel -> float64 `[1, n_steps, world_size]`, seconds. Default: those of the run
+            directory.
         watching: Report while the loop runs which rank is late. None does not.
     """
 

@@ -137,8 +137,7 @@ class Planned:
     Args:
         plan: The plan.
         delays: Injected delays of the plan.
-        endless: The plan that identifies the job in checkpoints. For a schedule it has `ENDLESS_STEPS` steps, so that
-            a job can resume with more steps.
+        endless: The plan that identifies the job in checkpoints. For a schedule it has `ENDLESS_STEPS` steps.
         doubts: Warnings about the schedule, one sentence each.
     """
 

@@ -3,8 +3,7 @@
 A loop has forward and backward passes, as many in each step, and one update.
 
 A schedule writes its plan for one type. `split_by_type` splits each buffer of tensors where the type changes, and each
-operation on it. So every tensor is averaged in its own type, as in DistributedDataParallel, whose buckets have one type
-each.
+operation on it. So every tensor is averaged in its own type, as in DistributedDataParallel.
 
     all_reduce(grad.0)      becomes     all_reduce(grad.0.bfloat16), all_reduce(grad.0.float32)
 """

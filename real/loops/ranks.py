@@ -1,8 +1,7 @@
 """Connects a user's script to the other ranks.
 
 The script may have made a process group. Otherwise this module makes one, under torchrun. In both cases it watches for
-failed ranks. It leaves the script's process group unchanged, and communicates through groups of its own, with its own
-timeout.
+failed ranks. It leaves the script's process group unchanged, and has groups and a timeout of its own.
 """
 
 import hashlib

@@ -121,8 +121,7 @@ def resume(
         peers: Ranks with the same slice of a sharded model; otherwise all ranks.
 
     Raises:
-        RunError: The checkpoint is damaged or belongs to another job, or the state contains an object that cannot be
-            saved.
+        RunError: The checkpoint is damaged or belongs to another job, or an object cannot be saved.
     """
     if checkpointing is None:
         checkpoints = None

@@ -26,8 +26,7 @@ from simdist.runs import run_directory
 def kept_times(plan: Plan, connection: Connection, path: Path) -> Iterator[Recording]:
     """Lock the folder beside a trace in which ranks record their times. All ranks take part.
 
-    If the loop fails, `NAME.partial.npz` has the times up to the failure. If it is killed, the next start writes that
-    file.
+    If the loop fails, `NAME.partial.npz` has the times up to the failure. If it is killed, the next start writes it.
 
     Raises:
         RunError: Rank 0 cannot write to the folder, or another loop has locked it.

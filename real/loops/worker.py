@@ -124,8 +124,7 @@ class Worker(nn.Module):
 
         Args:
             url: Location of the folder with `index.csv`. It must be the data set of the plan.
-            cache: Folder on this node's disk for files. It is kept, so that a restart finds them. The default is a
-                temporary folder of this user.
+            cache: Folder on this node's disk for files. It is kept. The default is a temporary folder.
             timeout_s: Limit for reading a file, and for each wait for other ranks.
 
         Returns:
@@ -200,8 +199,7 @@ class Worker(nn.Module):
                 loss_of(model(micro_batches[-1].inputs), micro_batches[-1].targets).backward()
                 optimizer.step()
 
-        The next pass belongs to the plan and exchanges the sum. Put both the forward and the backward pass of a
-        micro-batch inside.
+        The next pass belongs to the plan and exchanges the sum. Put both passes of a micro-batch inside.
         """
         before = self.require_backward_grad_sync
         self.require_backward_grad_sync = False
@@ -277,8 +275,7 @@ class Worker(nn.Module):
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clip the gradients as `torch.nn.utils.clip_grad_norm_` does, also where ranks share updates.
 
-        With shared updates, each rank has a slice of the mean gradients. So all ranks call this, before
-        `optimizer.step()`.
+        With shared updates, each rank has a slice of the mean gradients. All ranks call this before `optimizer.step()`.
 
         Args:
             max_norm: Largest norm of all gradients together.

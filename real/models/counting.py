@@ -27,16 +27,7 @@ _COMPILED = "_orig_mod."  # of names in a module that torch.compile has wrapped
 
 @dataclass(frozen=True, slots=True)
 class _TensorUse:
-    """A tensor of a model.
-
-    Args:
-        name: Name of its parameter.
-        count: Elements.
-        rows: Its first dimension.
-        flops: FLOPs of a forward pass of the whole batch, for layers that use it.
-        dtype: Type of its elements, such as `float32`.
-        is_used: Whether the forward pass uses it.
-    """
+    """A tensor of a model."""
 
     name: str
     count: int

@@ -31,8 +31,7 @@ class Heartbeat:
         step: number of steps of its training loop that the rank has begun; None without a loop.
         n_exchanges: number of exchanges through the store that the rank has completed.
         call: the call under way that all ranks make together, as the end of a sentence; empty without one.
-        needs_store: the rank has not read the final message of the rank that hosts the store, or not completed the
-            exchanges that that one has.
+        needs_store: the rank has not read the final message of the rank that hosts the store, or lacks its exchanges.
     """
 
     rank: int

@@ -1,7 +1,6 @@
 """Values in a store that others may write to. They count only if they are signed with the secret of the ranks.
 
-Names of keys are also derived from the secret, so that keys cannot be overwritten without it. Values are signed, not
-hidden.
+Names of keys are also derived from the secret. Values are signed, not hidden.
 """
 
 import hmac

@@ -1,14 +1,12 @@
 """A model's parameters and gradients in the buffers of a plan.
 
 After `Binding`, each parameter is a view of a parameter buffer, and gradients are moved into the gradient buckets as
-autograd completes them. So collectives, copies and averages work on whole buffers, and the model, the loss and the
-optimiser stay unchanged.
+autograd completes them. So collectives, copies and averages work on whole buffers, and the model stays unchanged.
 
 **If the loss did not depend on a parameter**, the parameter takes part with negative zeros. Their sum is a negative
 zero only if no rank has added a gradient, not even one of zero. So the optimiser skips parameters that no rank used or
 that were frozen meanwhile, without an additional collective, like DistributedDataParallel (`find_unused_parameters`).
-Parameters that another rank used get its gradient. Compression that leaves out entries makes them zeros: then momentum
-continues.
+Parameters that another rank used get its gradient. Entries that compression leaves out are zeros.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -42,8 +40,7 @@ class Binding:
 
     Args:
         plan: The plan. Its buffers state their tensors.
-        module: The module, already on the device of `memory`. If `memory` is stacked, all shapes begin with its
-            `n_ranks`.
+        module: The module, already on the device of `memory`. Shapes begin with `n_ranks` if it is stacked.
         memory: The parameter and gradient buffers of the plan.
         rank: This rank. It decides which slices of a sharded model the memory holds.
 
@@ -126,7 +123,8 @@ class Binding:
         (mine,) = (name for name, home in self._homes_of.items() if home.tensors == buffer.tensors)
         own = self._memory.dense(mine)
         held = self._memory.dense(buffer.name)
-        return [(own[place], held[place]) for _, _, place in self._own_pieces(buffer)]
+        with self._memory.lent([mine, buffer.name]):
+            return [(own[place], held[place]) for _, _, place in self._own_pieces(buffer)]
 
     def give_gradients(self, op: ops.Optimize) -> None:
         """Give an update the gradients that it names, and remove those of other parameters, so that it skips them."""
@@ -247,6 +245,8 @@ class Binding:
 
     def _lay(self, buffer: Buffer) -> None:
         """Move the parameters into their buffer, with their previous strides."""
+        if not self._memory.is_held(buffer.name):
+            self._memory.take(buffer.name)
         for parameter, view in zip(self.parameters_of(buffer), self._views(buffer), strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
@@ -271,7 +271,8 @@ class Binding:
 
     def _views(self, buffer: Buffer) -> list[Tensor]:
         """Return the part of a buffer for each of its tensors, in the tensor's shape; padding is left out."""
-        return self._parts(self._memory.dense(buffer.name), buffer)
+        with self._memory.lent([buffer.name]):  # torch makes no part of a tensor without memory
+            return self._parts(self._memory.dense(buffer.name), buffer)
 
     def _parts(self, flat: Tensor, buffer: Buffer) -> list[Tensor]:
         """Return the part of a flat tensor for each tensor of the buffer that it is like."""

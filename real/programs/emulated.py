@@ -1,7 +1,6 @@
 """A program without a model: it sleeps for the duration of each operation in the scenario.
 
-So communication, waiting and stragglers can be measured on machines without GPUs, with many ranks on few cores, because
-a sleeping rank needs no core.
+So communication, waiting and stragglers can be measured on machines without GPUs, with many ranks on few cores.
 """
 
 import threading
@@ -48,6 +47,10 @@ class EmulatedProgram(Program):
             return
         seconds = self.load_s(op, number) if self.load_s and op not in self.seconds else self._seconds_of(op)
         sleep_s(seconds, self.interrupted)
+
+    def launch(self, op: ops.KernelLaunch) -> None:
+        """Sleep for as long as launching takes."""
+        sleep_s(self._seconds_of(op), self.interrupted)
 
     def perform(self, op: Computation, step: int) -> None:
         """Stage the node's files, or write a file, or spend the duration of the operation in its stream."""

@@ -35,8 +35,7 @@ class ModuleProgram(Program):
         rank: This rank.
         autocast: Lower precision for forward and backward pass, such as `torch.bfloat16`.
         save: Writes the files of checkpoints; None writes none.
-        feed: Reads batches of images in place of `batch`, which then serves only for warm-up and for the input type of
-            the module.
+        feed: Reads batches of images in place of `batch`, which then serves only for warm-up.
         outer: Makes the outer optimizer, if the plan has one.
         max_norm: Clip the gradients of each update to this norm of all of them. Ranks with slices of the model sum
             their norms in the default process group.
@@ -175,16 +174,6 @@ class ModuleProgram(Program):
 @final
 class _Updates:
     """Updates parameters and anchors.
-
-    Args:
-        plan: The plan.
-        module: The module.
-        binding: The binding of its parameters.
-        optimizer: Optimizer of the parameters.
-        memory: The plan's buffers.
-        rank: This rank.
-        outer: Makes the outer optimizer, if the plan has one.
-        max_norm: Clip the gradients of each update to this norm of all of them.
 
     Attributes:
         rating: Computes trust ratios.

@@ -167,11 +167,7 @@ class SharedUpdate:
 
 @final
 class _Slices:
-    """The slices of one rank, and the pieces of parameters in them.
-
-    Attributes:
-        pieces: The piece of each parameter that has one.
-    """
+    """The slices of one rank, and the pieces of parameters in them."""
 
     def __init__(self, update: Optimize, plan: Plan, binding: Binding, memory: Memory, member: int) -> None:
         self.pieces: dict[nn.Parameter, _Piece] = {}
@@ -216,12 +212,7 @@ class _Slices:
 
 @final
 class _LentOptimizer:
-    """Lends the user's optimizer the pieces of a rank in place of its parameters.
-
-    Args:
-        optimizer: The optimizer.
-        pieces: The piece of each parameter that has one.
-    """
+    """Lends the user's optimizer the pieces of a rank in place of its parameters."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, pieces: Mapping[nn.Parameter, _Piece]) -> None:
         self.optimizer = optimizer

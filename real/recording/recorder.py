@@ -40,8 +40,7 @@ _ATTEMPTS = 10
 def memmap(path: Path, values: NDArray[_ScalarT]) -> NDArray[_ScalarT]:
     """Write a .npy file and map it; its blocks are allocated first, because a full disk would kill the process.
 
-    A rank that is done removes the folder if it is empty, possibly just before this one writes to it. Then it is made
-    again.
+    A rank that is done removes the folder if it is empty, possibly just before this one writes to it.
 
     Raises:
         RunError: The file cannot be written.

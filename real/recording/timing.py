@@ -24,8 +24,7 @@ def now_s() -> float:
 def precise_sleeps() -> None:
     """Make the calling thread, and threads that it starts, wake up on time.
 
-    Linux may wake a sleeper up to 50 us late in order to wake several together. A step has about ten sleeps. On other
-    systems this does nothing.
+    Linux may wake a sleeper up to 50 us late in order to wake several together. A step has about ten sleeps.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, _SLACK_NS, 0, 0, 0)
@@ -89,8 +88,7 @@ def give_way() -> None:
     """Give the calling thread a lower priority than its parent under real-time scheduling; else do nothing.
 
     A thread that wakes up does not interrupt another one of its priority. So if one machine emulates several, a thread
-    that decodes for 10 ms blocks threads that should compute or communicate meanwhile. On separate machines, each would
-    have its own core.
+    that decodes for 10 ms blocks threads that should compute or communicate meanwhile.
     """
     if sys.platform != "linux" or os.sched_getscheduler(0) not in (os.SCHED_RR, os.SCHED_FIFO):
         return

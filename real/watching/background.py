@@ -164,12 +164,7 @@ class WatchThread(Generic[_MomentT]):
 
 @final
 class _Finding:
-    """Finds late ranks on rank 0.
-
-    Args:
-        csv: File for the lateness of each window.
-        earliest: Tells the first step for which all ranks can still learn that they should trace it.
-    """
+    """Finds late ranks on rank 0."""
 
     def __init__(self, csv: Path | None, earliest: Callable[[], int]) -> None:
         self._csv = csv

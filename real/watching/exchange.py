@@ -2,8 +2,7 @@
 
 No collective takes part, so a rank that is late, has ended or is gone holds up no other. Each rank writes the times of
 a window under a key of its own. Rank 0 collects them and writes its news under one key. The others read the news when
-they write their next times, and then delete the keys that rank 0 has read. So the store holds a few kilobytes of each
-rank.
+they write their next times, and then delete the keys that rank 0 has read.
 """
 
 import itertools
@@ -143,8 +142,7 @@ def _key(window: int, rank: int) -> str:
 def common_times(posts: Mapping[int, WindowPost]) -> list[WorkTimes]:
     """Return the times of the steps that several ranks have done.
 
-    Ranks that end have fewer steps. Steps of the same ranks come together. Steps of one rank alone tell nothing, unless
-    there are no other ranks.
+    Ranks that end have fewer steps. Steps of the same ranks come together. Steps of one rank alone tell nothing.
 
     Raises:
         RunError: No two ranks have a step in common.

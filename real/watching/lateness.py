@@ -303,8 +303,7 @@ def _transient(more_s: _Floats, earlier_s: _Floats, step_s: float) -> NDArray[np
 def _compared(late_s: _Floats) -> NDArray[np.intp]:
     """Return the ranks among which late ones are told from noise, in ascending order.
 
-    The time for that grows with the square of the number of ranks. So of many ranks, these are the latest and some
-    others, evenly spread.
+    The time for that grows with the square of the number of ranks. Of many ranks, these are the latest and some others.
     """
     n_ranks = len(late_s)
     if n_ranks <= _MOST_COMPARED:

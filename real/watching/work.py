@@ -154,8 +154,7 @@ class WorkRecorder(Generic[_MomentT]):
     def end_step(self, step: int) -> StepMoments[_MomentT] | None:
         """End a step. Return its moments; None for the first two.
 
-        The beginning of the first step is not known. The second contains the rest of the first, which makes the
-        optimizer's state.
+        The beginning of the first step is not known. The second contains the rest of the first.
         """
         waits = tuple(self._waits)
         self._waits.clear()

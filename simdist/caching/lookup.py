@@ -15,8 +15,7 @@ a shuffled epoch is only
 Consider a sample with a share u of one epoch before it and a share w of the next epoch after it. Between its two uses,
 a share 1 - u w of all samples is used. It is still there if that is at most c.
 
-For caches without eviction, all similar loads of an epoch are looked up at once. For caches with `lru`, reads are
-looked up one by one.
+For caches without eviction, all similar loads of an epoch are looked up at once; with `lru`, reads one by one.
 
 Ranks read in the order of torch's `DistributedSampler` with drop_last, which deals samples rank by rank.
 """

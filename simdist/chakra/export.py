@@ -1,8 +1,7 @@
 """A plan as execution traces: the operations of each rank, step by step, without loops.
 
 Each operation of a step becomes a node. Its `data_deps` are the previous operation on its stream and the dependencies
-from `simdist.plan.walk`. So a consumer that follows dependencies keeps the order of the plan, and all ranks reach their
-collectives in the same order.
+from `simdist.plan.walk`. So a consumer that follows dependencies keeps the order of the plan.
 
     compute stream      COMP, is_cpu_op false
     comm stream         COMM_COLL, is_cpu_op false; copies into fusion buffers and the like are COMP
@@ -15,8 +14,7 @@ sharing links. It holds whole microseconds, so `simdist_duration_s` has the exac
 
 `comm_size` follows the convention of its consumers: the whole buffer, but for an all-gather the part of one rank. A
 sparse buffer is an all-gather of its values and indices, `k * (4 + 4)` bytes per rank, because traces have no other
-sparse payload. `tensor_size` is the bytes of the buffers that an operation reads and writes. Activations are not
-buffers.
+sparse payload. `tensor_size` is the bytes of the buffers that an operation reads and writes.
 """
 
 import json
@@ -121,7 +119,7 @@ class NodeTemplates:
         """Return a node with the name, the type and the attributes of an operation on a rank."""
         kind = NodeType.COMM_COLL if _communicates(op) else _MEMORY_NODES.get(type(op), NodeType.COMP)
         node = message_classes().node(name=op_text(op), type=kind)
-        add_attribute(node, "is_cpu_op", "bool", isinstance(op, ops.Delay) and op.channel != "compute")
+        add_attribute(node, "is_cpu_op", "bool", _is_of_cpu(op))
         if _communicates(op):
             self._add_communication(node, op, rank)
         else:
@@ -289,6 +287,10 @@ class _Order:
         if not has_node:
             self._stand_ins[instance.index] = deps
         return deps
+
+
+def _is_of_cpu(op: Op) -> bool:
+    return isinstance(op, ops.KernelLaunch) or (isinstance(op, ops.Delay) and op.channel != "compute")
 
 
 def _has_node(op: Op, seconds: float, rank: int) -> bool:

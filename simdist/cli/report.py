@@ -209,8 +209,7 @@ def _run_document(found: RunsReport, each: Shown) -> dict[str, object]:
         schedule, run, digest (str): Label, directory, digest of the plan.
         label (str): Unique name on the page.
         sources (object): `simulated` or `real` -> program that wrote that trace (str).
-        step_s, speedup (object): The same -> seconds per step, and speed-up over the baseline of the same folder (float
-            or null).
+        step_s, speedup (object): The same -> seconds per step, and speed-up in the same folder (float or null).
         simulated_now (bool): Simulated for the report.
         steps, spans (int): Steps shown, spans in the timeline.
         timeline_steps (list): `[first, stop]` of the timeline.

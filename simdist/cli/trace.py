@@ -30,12 +30,7 @@ from simdist.traces.trace import Trace
 @click.option("--chrome", type=common.path_type, metavar="FILE", help="Write JSON for Perfetto.")
 @click.option("--collectives", is_flag=True, help="Show what collectives achieved, in the columns of nccl-tests.")
 @common.schedule
-@click.option(
-    "--trace",
-    "which",
-    type=click.Choice(list(run_directory.TRACES)),
-    help="Which trace of a RUN; real if there is one.",
-)
+@common.which_trace
 @click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Only steps A to B - 1.")
 @click.option("--open", "opens", is_flag=True, help="Open FILE in Perfetto, which reads it from this machine.")
 @common.options

@@ -31,12 +31,7 @@ _OF_STRAGGLERS = ("which", "steps", "schedules", "n_runs", "block_steps", "seed"
 @click.command("whatif")
 @click.argument("name", type=common.file_name, metavar="RUN|SCENARIO")
 @click.option("--schedule", metavar="LABEL", help="Analyse this schedule; sync, else the first, if omitted.")
-@click.option(
-    "--trace",
-    "which",
-    type=click.Choice(list(run_directory.TRACES)),
-    help="Which trace of a RUN; real if there is one.",
-)
+@common.which_trace
 @click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Analyse only steps A to B - 1.")
 @click.option("--schedules", metavar="LABELS|FILE", help="Compare these schedules, by label or from another scenario.")
 @click.option(

@@ -129,8 +129,7 @@ def _rows(table: NcclTable, before: Cluster, after: Cluster) -> list[dict[str, o
     Columns:
         nbytes (int): Size of the whole buffer.
         measured_s, busbw_Bps (float): Measured out of place.
-        simulated_s, error, calibrated_s, calibrated_error (float): Time and error with the cluster as given, then
-            calibrated.
+        simulated_s, error, calibrated_s, calibrated_error (float): With the cluster as given, then calibrated.
     """
     n = 2 if table.op == "sendrecv" else before.world_size
     found: list[dict[str, object]] = []

@@ -5,8 +5,8 @@ begin a span alike and have the same delays in it are alike throughout (`simdist
 from the others in one span, and is often like them in the next.
 
 **Streams run ahead.** A time is computed as soon as the times that it depends on are known. Only transfers that share
-links are events. They begin, and flow at max-min fair rates until one ends. A few kinds of transfers meet again and
-again, so their rates are kept.
+links are events. They begin, and flow at max-min fair rates until one ends. Rates of transfers that meet again are
+kept.
 
 **Spans recur.** A span has a time of its own, from the moment at which all that came before is over. A span that begins
 like an earlier one takes the same course, whichever ranks straggle. So it is simulated once, for all seeds.
@@ -268,14 +268,7 @@ class _Pattern:
 
 @dataclass(frozen=True, slots=True)
 class _SeedStep:
-    """A step of a seed, and its delays.
-
-    Args:
-        pattern: What it has in common with others.
-        index: Its first instance.
-        step: Its number.
-        delays_s: What each operation takes, `[world_size]`.
-    """
+    """A step of a seed, and its delays."""
 
     pattern: _Pattern
     index: int
@@ -484,11 +477,7 @@ _ValueT = TypeVar("_ValueT")
 
 
 class _Table(Generic[_KeyT, _ValueT]):
-    """What was found before. When it holds too much, it forgets everything.
-
-    Args:
-        most: The sizes of what it holds may add up to this.
-    """
+    """What was found before. When it holds too much, it forgets everything."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -746,15 +735,7 @@ class _Stream:
 
 @dataclass(slots=True)
 class _KindWork:
-    """What an operation does.
-
-    Args:
-        op: The operation.
-        seconds: Its seconds, by kind of rank.
-        period_s: Seconds between ticks, if it waits for one.
-        meetings: Its groups, if it is a collective.
-        price: Tells its price from others.
-    """
+    """What an operation does."""
 
     op: Op
     seconds: list[float] | None = None

@@ -1,7 +1,6 @@
 """Transfers that share links, for the recurrence of `simdist.engines.recurrence`: when does each group end?
 
-The recurrence goes through a plan in program order. It asks here for the ends of an operation, given the starts of its
-groups.
+The recurrence goes through a plan in program order. It asks here for the ends of an operation's groups.
 
 **A common start.** Groups that share links, directly or through others, and start together on idle links take seconds
 that the fluid network gives once, in advance.
@@ -10,8 +9,7 @@ that the fluid network gives once, in advance.
 every seed, the transfers since its links were last idle. An operation that starts before the window has ended joins the
 window. Its transfers may slow down earlier ones, which then end later. So the recurrence goes back to the first
 operation with another end and comes again, with other starts. This repeats until no end changes. Transfers change
-nothing before they start, so each pass is right up to a later time than the pass before, and the last pass is what the
-discrete-event engine computes.
+nothing before they start, so each pass is right up to a later time than the pass before, and the last pass is exact.
 
 A lane runs in order. So all later operations of the lane start after the first start of the present one, and nothing
 changes before that. What has ended by then leaves the window, unless a transfer that it has met is still in flight.

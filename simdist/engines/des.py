@@ -433,8 +433,7 @@ class _World:
         """Move the bytes of a collective, through the network if others may share its links.
 
         An undisturbed transfer in the network ends when it would end alone, up to rounding. It is then given exactly
-        the end it would have alone, so an actor that disturbs nothing changes nothing. The clock may be ahead by that
-        rounding error.
+        the end it would have alone, so an actor that disturbs nothing changes nothing.
         """
         cluster = self.cluster
         now_s = self._clock.now

@@ -73,8 +73,7 @@ class LiveLink:
     def share(self) -> float:
         """Share of the capacity that is left, from 0 to 1. At 0 nothing passes.
 
-        Every process sets a share of its own, which holds until it sets another. The share that is left is the product
-        of them all.
+        Every process sets a share of its own, which holds until it sets another. What is left is their product.
         """
         return math.prod(self._shares.values())
 
@@ -101,8 +100,7 @@ class LiveRank:
         """Occupy a lane for some seconds, after everything that has the lane now or already waits for it.
 
         Running operations are not interrupted. An operation that still waits for its dependencies does not have its
-        lane yet. A collective that waits for its members does. Operations after the hold are ready when the lane is
-        free again.
+        lane yet. A collective that waits for its members does. Later operations are ready after it.
 
         Args:
             lane: Name of a lane of the plan, such as `compute` or `comm`.

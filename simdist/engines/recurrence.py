@@ -97,8 +97,7 @@ class GroupMeeting:
         firsts: First rank of each group of a few consecutive ranks, if numpy is faster that way; else None.
         segments: How members begin and end on their own. If None, they begin with the last one and end together.
         first_come: The rule, if the first members to arrive do not wait for the others. There is then one group.
-        order: Ranks in the order of the groups, if the groups are listed; else None. The axes of `shape` then follow
-            this order.
+        order: Ranks in the order of the groups, if the groups are listed; else None. `shape` follows it.
     """
 
     shape: tuple[int, int, int, int]

@@ -38,8 +38,7 @@ class Live:
     Args:
         actors: Processes of the user. Each seed starts them anew, and they end with the last rank.
         observers: Called with each `simdist.engines.live.Change`, in order of time.
-        traffic: Returns what links do with a seed besides carrying the plan's transfers. The prices list the links that
-            it disturbs.
+        traffic: Returns what links do with a seed besides carrying the plan's transfers.
     """
 
     actors: "Sequence[Actor]" = ()

@@ -4,11 +4,9 @@ It does the additions and maxima of the discrete-event engine, in the same order
 bit wherever no resource is shared.
 
 **One rank for all.** If a plan has no delays, and every operation takes the same time on all ranks and in all groups,
-then all ranks have the same times. They are computed once, in the same order, so the results are the same to the last
-bit.
+then all ranks have the same times. They are computed once, with the same bits.
 
-Operations of one lane may share resources: see `simdist.engines.contention`. `simdist.engines.choose` knows what else
-rules this engine out.
+Operations of one lane may share resources: see `simdist.engines.contention`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

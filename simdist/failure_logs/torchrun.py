@@ -295,6 +295,7 @@ def torchrun_failures(logs: Sequence[TorchrunLog]) -> LoggedFailures:
         "torchrun",
         _exposure(logs),
         events,
+        {} if events else {"failure": "process"},
         {end: n for end, n in ends.items() if n},
         {part: seconds for part, seconds in recovery_s.items() if seconds},
         {

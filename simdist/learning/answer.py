@@ -83,8 +83,7 @@ def learning_document(
         target (str or null): In words.
         target_value (float or null): Its value.
         evaluate_every (int): Steps between evaluations.
-        title, meaning, metric (str): Title of the table; meaning of its columns; metric of the target, or training
-            loss.
+        title, meaning, metric (str): Title of the table; meaning of its columns; metric of the target.
         rows (list): "A schedule that learns".
         remarks (list): "A remark".
         curves (list): "A curve of a schedule that learns".

@@ -117,8 +117,7 @@ def learned_row(one: Learned, base: Learned, target: Target | None) -> dict[str,
             Intervals.
         final_ranks (list or null): Lowest and highest `final` metric of ranks' own models.
         drift (float or null): Largest distance of ranks' parameters from their average, as a share of its norm.
-        curvature (float or null): Curvature of the loss along it: averaging lowered the loss by curvature x drift^2 /
-            2.
+        curvature (float or null): Curvature of the loss along it. Averaging gained curvature x drift^2 / 2.
         noise_scale (float or null): Last gradient noise scale in samples, median of seeds.
 
     Args:

@@ -2,8 +2,7 @@
 
 A shipped algorithm is a module of that name in `simdist.cost.algorithms`, which declares it as `ALGORITHM`. A user's
 algorithm is a `CollectiveAlgorithm` in any module. Plans and scenarios name it as `module:NAME`, or by an entry point
-of group `simdist.algorithms`. An algorithm is imported on first use: its formulas belong to a layer above plans, and a
-plan only names it.
+of group `simdist.algorithms`. An algorithm is imported on first use, as a plan only names it.
 """
 
 import importlib

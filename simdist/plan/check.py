@@ -119,7 +119,7 @@ def _lane_problems(op: ops.Op) -> Iterator[str]:
 def _kinds_for(op: ops.Op) -> tuple[LaneKind, ...]:
     """Return the kinds of lanes that an operation may run on."""
     match op:
-        case ops.Enter():
+        case ops.Enter() | ops.KernelLaunch():
             return ("host",)
         case ops.Wait():
             return ("host", "compute", "comm")
@@ -235,6 +235,9 @@ def _op_problems(  # noqa: C901, PLR0915 (one `match` over all operations)
         case ops.Delay():
             if op.micro_batch is not None and op.micro_batch < 0:
                 yield f"delays micro-batch {op.micro_batch}; they are counted from 0"
+        case ops.KernelLaunch():
+            if op.n_tensors < 0:
+                yield f"launches kernels of {op.n_tensors} tensors; they are 0 or more"
         case ops.Enter() | ops.Wait():
             pass
         case _:
@@ -559,8 +562,8 @@ def _misfits(plan: Plan) -> Iterator[tuple[int, int, str]]:
     """Yield body, position and problem of operations that use one sparse buffer for vectors of two lengths.
 
     A sparse buffer does not record the length of the vector that its indices point into. An entry selected from a
-    vector of one length and scattered into a vector of another could be written out of bounds. So every operation must
-    imply the same length.
+    vector of one length and scattered into a vector of another could be written out of bounds. So all operations imply
+    one length.
     """
     buffers = {buffer.name: buffer for buffer in plan.buffers}
     counts: dict[str, int] = {}  # sparse buffer -> elements of its vector

@@ -2,8 +2,7 @@
 
 `index.csv` lies in the folder of the files. The first line is the header `name,label,nbytes,crc32`. One line per sample
 follows, so sample 0 is the first line after the header. Names are unique paths relative to the folder, with `/`. The
-checksum is zlib's CRC-32, in decimal. It detects a changed, truncated or mixed-up file, and is fast enough to check on
-every read.
+checksum is zlib's CRC-32, in decimal. It detects a changed, truncated or mixed-up file.
 """
 
 import csv

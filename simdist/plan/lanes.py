@@ -4,8 +4,7 @@ A rank has several lanes. The operations of one lane run in program order. Opera
 concurrently. On a GPU a lane is a CUDA stream, on a CPU it is a thread.
 
 An operation names its lane (`simdist.plan.ops.lane_of`). Code that interprets a plan asks for the `kind` of a lane,
-never for its name. So a plan may use lanes of its own: make a `Lane` with a new name and give it to operations. Other
-code does not change.
+never for its name. So a plan may use lanes of its own: make a `Lane` with a new name and give it to operations.
 
 >>> prefetch = Lane("prefetch", "comm", "prefetch")
 >>> prefetch.stream
@@ -28,8 +27,7 @@ class Lane:
     Args:
         name: Unique in a plan.
         kind: What its operations do. `host`: the host's program; `compute`: kernels of the model; `comm`: collectives
-            and the kernels around them; `io`: input; `save`: checkpoints. A plan has one lane of the kind `host` and
-            one of the kind `compute`.
+            and the kernels around them; `io`: input; `save`: checkpoints. A plan has one `host` and one `compute`.
         communicator: Only for the kind `comm`: name of the process groups that its collectives use. Lanes that share
             a communicator issue their collectives in the same order on all ranks.
     """

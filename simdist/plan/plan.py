@@ -82,13 +82,11 @@ class Buffer:
         name: Unique in the plan, such as `grad.3`.
         count: Elements. Of a sparse buffer, its values; it holds as many indices.
         dtype: Element type.
-        tensors: Half-open range of the model's tensors, in forward order, that the buffer holds data of; None for other
-            data.
+        tensors: Half-open range of the model's tensors that the buffer holds data of; None for other data.
         place: Memory that holds it.
         sparse: It holds `count` values and `count` int32 indices.
         initialized: It has contents before the first step (parameters, residuals, data in memory).
-        padding: Number of elements at the end that belong to no tensor. They fill the buffer up to a multiple of a
-            group.
+        padding: Number of elements at the end that belong to no tensor.
         sharded_over: Groups whose members hold one slice each: member j holds the j-th of `size` equal slices of the
             tensors, which are padded to a multiple of it. `count` is that of a slice.
     """
@@ -128,8 +126,7 @@ class Dataset:
 
     A sample is a file on a storage server that all nodes share, its *raw* form. Decoded, it is a tensor of
     `sample_nbytes`. A `Load` lists the levels of storage that it may read, in order of preference, and the levels where
-    its node keeps samples. The plan alone determines where each sample is found (`simdist.caching`), so all
-    interpreters read alike.
+    its node keeps samples. The plan alone determines where each sample is found (`simdist.caching`).
 
     Args:
         n_samples: Samples. An epoch reads each at most once and omits an incomplete last batch.
@@ -142,8 +139,7 @@ class Dataset:
         seed: Seed of the shuffling.
         disk_nbytes: Capacity of a node's disk; None: unlimited.
         memory_nbytes: Capacity of a node's memory; None: unlimited.
-        eviction: Policy of a level that is full. `none`: it keeps its samples; `lru`: it evicts the least recently used
-            sample.
+        eviction: Policy of a level that is full. `lru` evicts the least recently used sample.
         warm: The disks start with the files that an earlier run of this plan left.
         readers: Files that a rank reads at the same time.
         decoders: Samples that a rank decodes at the same time.
@@ -183,8 +179,7 @@ class Dataset:
 class Plan:
     """Everything that `world_size` ranks do in `n_steps` steps.
 
-    `name` labels the plan for people. It is not part of the digest: plans with the same buffers, bodies, order and
-    data set are the same.
+    `name` labels the plan for people. It is not part of the digest.
     """
 
     name: str

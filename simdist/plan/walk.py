@@ -47,8 +47,8 @@ class Instance:
         position: Place in the step's body.
         op: The operation.
         lane: Where it runs.
-        after: Indices of the instances on other lanes, or on the host, that it waits for. Its predecessor on its own
-            lane is implied.
+        after: Indices of the instances on other lanes, or on the host, that it waits for. Its predecessor on its lane
+            is implied.
     """
 
     index: int
@@ -138,14 +138,7 @@ def _kept_stretches(plan: Plan) -> tuple[Stretch, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Structure:
-    """All of a plan that its walk depends on. The sizes of groups and buffers, for example, do not matter.
-
-    Args:
-        plan: A plan with this structure.
-        lanes: Its lanes.
-        bodies: Of each operation of each body: its lane, what it reads and writes, and whether it is a `Wait`.
-        order: Its order.
-    """
+    """All of a plan that its walk depends on. The sizes of groups and buffers, for example, do not matter."""
 
     plan: Plan = field(compare=False)
     lanes: tuple[Lane, ...]

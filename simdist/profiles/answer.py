@@ -123,8 +123,7 @@ def import_document(imported: ImportedJob, written: Sequence[Path]) -> dict[str,
         common (list): "A delay of all ranks at once".
         noise (object): Delays within the noise of all: `count` (int), sum in `seconds` (float), `told_from_s` (object):
             channel -> least delay (float or null) that would stand out.
-        uneven (list or null): 5th and 95th percentile (float) of the time of batches relative to the median, if their
-            work differs.
+        uneven (list or null): 5th and 95th percentile (float) of the time of batches relative to the median.
         lost (object): "Shares of a step that are lost".
         clock_skew_s, clock_residual_s (float): Largest difference between the clocks of ranks, corrected, and the
             median that remains at the end of a collective.
@@ -268,8 +267,7 @@ def _where_record(budget: StepBudget) -> dict[str, object]:
         step_s (float): Sum.
         compute_s (float): A kernel computes, or an operator on a CPU.
         all_reduce_s, reduce_scatter_s, all_gather_s, all_to_all_s, broadcast_s, reduce_s, point_to_point_s, other_s
-            (float): Exposed communication, by collective. `point_to_point_s`: sends and receives. `other_s`: unknown
-            kinds.
+            (float): Exposed communication, by collective. `other_s`: unknown kinds.
         copy_s (float): Only a copy runs.
         input_s (float): Idle, waiting for the batch.
         queued_s (float): Idle although the next kernel was launched.
@@ -278,8 +276,7 @@ def _where_record(budget: StepBudget) -> dict[str, object]:
         fixed_s (float): Time that no schedule of communication changes.
         removable_s (object): Bottleneck -> seconds (float) that it costs, the largest first.
         verdict (str): The largest of these, in words.
-        ranks (list): The parts by `rank` (int), with `ahead_s` (float): median lead of host over device at the start of
-            a step.
+        ranks (list): The parts by `rank` (int), with `ahead_s` (float): median lead of host over device.
     """
     columns = [f"{part.name.lower()}_s" for part in StepPart]
     return {
@@ -445,8 +442,7 @@ def _straggler(slowed: SlowedJob, straggler: Straggler) -> dict[str, object]:
         seconds (float): Exposed delay in each of these steps over a typical rank.
         growth_s (float): Steady growth of the delay per step, or 0.
         place (object or null): "The place of a delay", if known.
-        factor (float or null): 1 + `seconds` as a share of the undisturbed computing (`compute`) or of the measured
-            step.
+        factor (float or null): 1 + `seconds` as a share of undisturbed computing or of the step.
     """
     base_s = slowed.base.compute_s if straggler.channel == "compute" else slowed.step_s
     return asdict(straggler) | {

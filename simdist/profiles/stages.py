@@ -100,8 +100,7 @@ class TimedJob:
         untraced: Delays of untraced ranks, from collectives.
         times: Durations of the collectives.
         fixed: Exchanges that are part of no schedule.
-        in_turn_s: Seconds of a step that ranks wait because they are late in turn, by noise. 0 if hosts do not wait in
-            each exchange.
+        in_turn_s: Seconds of a step that ranks wait because they are late in turn, by noise.
         notes: Assumptions and omissions.
     """
 

@@ -26,8 +26,7 @@ def check_free(path: Path, *, force: bool) -> None:
     """Refuse to replace existing files, before the work is done.
 
     Raises:
-        ScenarioError: A file exists and `force` is not set, the folder does not exist, or the name is not that of a
-            YAML file.
+        ScenarioError: A file exists and `force` is not set, the folder does not exist, or the file is not YAML.
         RunError: The folder is not writable.
     """
     if path.suffix not in (".yaml", ".yml"):

@@ -28,8 +28,7 @@ A forward pass may be several operations. Together they must use every parameter
 Trust ratios scale an update and change no weights. The proof requires that they belong to the updated tensors. It also
 requires that the parameters in a checkpoint are those at the end of the step.
 
-The set of late ranks depends on time. In the proof, the last members of a group are late. The proof is the same for any
-others.
+The set of late ranks depends on time. In the proof, the last members of a group are late.
 
 The proof treats an outer optimizer as one that subtracts outer gradients from anchors. With learning rate 1 and no
 momentum, that is parameter averaging. Any other optimizer treats the same outer gradients alike on every rank. Like
@@ -257,7 +256,7 @@ class _Proof:
     def _execute(self, op: ops.Op, state: State, position: int) -> None:  # noqa: C901, PLR0915 (one `match` over all)
         """Execute one operation on the weights."""
         match op:
-            case ops.Enter() | ops.StageIn() | ops.Delay() | ops.Wait() | ops.Tick():
+            case ops.Enter() | ops.StageIn() | ops.Delay() | ops.Wait() | ops.Tick() | ops.KernelLaunch():
                 pass
             case ops.Save():
                 self._now.saved += [(position, name, state[name]) for name in op.srcs]

@@ -1,8 +1,7 @@
 """Pictures: the speed-up table as bars, and what every stream did as a timeline; and tables in pages.
 
 Functions of pictures return a `matplotlib.figure.Figure` that no global state knows about; nothing is shown. In a
-notebook the figure is the value of a cell; otherwise `save` writes it. Importing this package does not import
-matplotlib.
+notebook the figure is the value of a cell; otherwise `save` writes it.
 """
 
 from simdist.report.figures import save

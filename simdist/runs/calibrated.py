@@ -45,8 +45,7 @@ def simulate_run(
     Args:
         run: The run to simulate.
         machines: Machines to use instead of those of the scenario, of the same number; those of the scenario if None.
-        real: Its measurement, if there is one. An emulated computation took the time in the scenario, however fast the
-            calibrated device is.
+        real: Its measurement, if there is one.
         progress: Called with the steps that are done and all steps.
 
     Raises:

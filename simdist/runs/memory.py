@@ -119,8 +119,7 @@ def may_not_fit(labels: Sequence[str], limit_nbytes: float) -> str:
 def least_nbytes(plan: Plan, workload: Workload) -> int:
     """Return bytes that are surely in use during a backward pass, whatever the times. No simulation is needed.
 
-    These are parameters, the optimizer's state, what else lasts, what the forward pass has left, and gathered units
-    that are needed again.
+    These are parameters, the optimizer's state, what else lasts, what the forward pass has left, and units.
     """
     return least_peak_nbytes(
         plan if plan.n_steps == 1 else _first_steps(plan, n_more=0),

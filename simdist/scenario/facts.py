@@ -101,8 +101,7 @@ class Imported(Settings):
         beside_s: Time of a step in which operators run on CPUs beside collectives.
         in_turn_s: Time of a step that ranks wait because they are late in turn within it. It counts with the exchanges.
         profiler_s: Time of a step that the profiler took of the host, at most.
-        left_out: What the job does that the scenario does not model, if that is too much of a step to compare
-            schedules; empty otherwise.
+        left_out: What the job does that the scenario does not model, if too much of a step; else empty.
         unsure: Why its traces do not tell what another schedule would gain; empty otherwise.
         verdict: What the job is bound by, a sentence.
         parts: Part of a traced step -> seconds; they add up to it.

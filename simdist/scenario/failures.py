@@ -310,8 +310,8 @@ class Failures(Settings):
             elif cause.found_by is not None and cause.found_by not in timeouts:
                 unknown = f"{shown(cause.found_by)} is no time-out of recovery.timeouts"
                 yield ("causes", i, "found_by"), f"{unknown}: {nearest(cause.found_by, timeouts)}"
-        if self.spares and self.on_failure != "spare":
-            yield ("spares",), f"{self.spares} with on_failure: {self.on_failure}: write on_failure: spare"
+        if self.spares and self.on_failure == "restart":
+            yield ("spares",), f"{self.spares} with on_failure: restart, which takes none: write on_failure: spare"
 
     def cluster_faults(self, cluster: Cluster) -> Iterator[Fault]:
         """Yield what does not fit the cluster."""

@@ -331,8 +331,7 @@ def changed_at(here: object, changes: Mapping[Path, object], above: Path = ()) -
 
     Args:
         here: Settings, or a part of them.
-        changes: New values as `plain` returns them, by their path from `here`. Keys are those of files, or names of
-            attributes.
+        changes: New values as `plain` returns them, by their path from `here`.
         above: Path that leads to `here`, for messages.
 
     Raises:

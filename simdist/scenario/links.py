@@ -239,8 +239,7 @@ class LinkOutages(_LinkDisturbance):
 class LinkRecorded(_LinkDisturbance):
     """Shares over time from a file: a row per change, a time in seconds and the share of every link from then on.
 
-    The links are those of `nodes` in ascending order, or of all nodes. The first time is 0, and times ascend. The last
-    row holds until the end.
+    The links are those of `nodes` in ascending order, or of all nodes. The first time is 0, and times ascend.
     """
 
     kind: Literal["recorded"] = "recorded"

@@ -1,7 +1,6 @@
 """From a file to settings, with every problem at once: `file.yaml:12: cluster.network.bandwidth: ...`.
 
-Clusters and workloads stand in files of their own, too, in the form of the presets: measured once, used by many
-scenarios.
+Clusters and workloads stand in files of their own, too, in the form of the presets.
 """
 
 from collections.abc import Iterable, Mapping

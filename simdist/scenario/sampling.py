@@ -63,8 +63,7 @@ def run_seeds(seed: int, n: int, *, first: int = 0) -> list[int]:
         first: Number of the first of them.
 
     Returns:
-        Seeds below 2**53, but for that of the study: JSON keeps them exactly. Each is random, so different studies
-        share none.
+        Seeds below 2**53, but for that of the study: JSON keeps them exactly. Different studies share none.
 
     >>> run_seeds(0, 3)
     [0, 4725872354239234, 826979650918141]

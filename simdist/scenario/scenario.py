@@ -67,15 +67,16 @@ class Host(Settings):
         waits_for: `loss`: before the backward pass of step t the host waits for the loss of step t - `run_ahead_steps`;
             a forward pass comes after the averages before it, so the host waits for those, too. 0 is `loss.item()`
             before `backward()`. More is an event of an earlier step, or a full launch queue; reading an old loss with
-            `.item()` is not, because that waits for all that was enqueued before it.
-            `update`: after each optimizer step, but before parameters are averaged, it waits for its own update:
-            `loss.item()` or a timer after `optimizer.step()`. A gradient scaler, which reads its flag just before the
-            update, comes to the same.
+            `.item()` is not, because that waits for all that was enqueued before it. `update`: after each optimizer
+            step, but before parameters are averaged, it waits for its own update: `loss.item()` or a timer after
+            `optimizer.step()`.
         run_ahead_steps: Steps; None never waits.
+        graphs: Each pass and each update is a CUDA graph, which the host launches at once.
     """
 
     waits_for: Literal["loss", "update"] = "loss"
     run_ahead_steps: Annotated[Whole, Field(ge=0)] | None = 0
+    graphs: Annotated[bool, Field(exclude_if=lambda graphs: not graphs)] = False
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -401,8 +402,7 @@ class Scenario(Settings):
             changes: The path of a field and its new value, or a mapping of paths to values. A path is that of error
                 messages and sweeps, such as `disturbances[0].probability`. All that it does not name stays. A range in
                 `uncertain` of a changed field is dropped, because the new value is known.
-            attributes: New values of attributes, as settings or as mappings of their attributes. They replace the whole
-                attribute.
+            attributes: New values of attributes, as settings or as mappings of their attributes.
 
         Raises:
             ScenarioError: A path leads nowhere, or the changed scenario is not valid.
@@ -680,8 +680,7 @@ def load(scenario: AnyScenario) -> Scenario:
     Args:
         scenario: Name of a file; name of a scenario that ships, such as `cloud-stragglers`; a mapping with the keys of
             a file, or with names of attributes; or a scenario, which is returned as it is. In a mapping, a value has
-            its unit (`"latency": "5 us"`) or is a number in SI units (`"latency_s": 5e-6`). Files in a mapping are
-            relative to the current directory.
+            its unit (`"latency": "5 us"`) or is a number in SI units (`"latency_s": 5e-6`).
 
     Raises:
         ScenarioError: It cannot be read, or is wrong; a line for every problem.
@@ -729,8 +728,7 @@ def loads(text: str, *, name: str = "<text>", folder: FilePath = FilePath()) -> 
 def dump(scenario: Scenario) -> str:
     """Write YAML that loads to an equal scenario without any other file, recordings excepted.
 
-    It has what the user wrote, so that remarks are the same. What a preset or a file states is the `base` of a cluster
-    or a workload.
+    It has what the user wrote, so that remarks are the same. What a preset or a file states is its `base`.
     """
     in_file: Any = strict_yaml.with_numbers_as_keys(scenario.model_dump(mode="json"))
     parts = {key: presets.with_base(getattr(scenario, key), in_file[key]) for key in ("cluster", "workload")}

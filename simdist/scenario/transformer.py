@@ -66,8 +66,7 @@ class Transformer(Settings):
         head_bias: The head has a bias.
         masked: An encoder that predicts masked tokens (BERT): a norm follows the embedding instead of the blocks, and a
             matrix with a norm precedes the head.
-        encoder_count: Parameters of an encoder in front, such as one of images. They are stored and sent, but their
-            computation is not counted.
+        encoder_count: Parameters of an encoder in front, such as one of images. Their computation is not counted.
 
     >>> small = Transformer(layers=12, hidden=768, heads=12, vocabulary=50257, sequence=1024)
     >>> sum(each["count"] for each in small.tensors())

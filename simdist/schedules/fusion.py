@@ -53,8 +53,7 @@ def fuse(plan: Plan, fusion: Fusion, ready_s: Mapping[str, float]) -> Plan:
     Args:
         plan: Its gradients are reduced in the order in which the backward pass completes them.
         fusion: Sizes and times.
-        ready_s: Gradient buffer -> seconds from the start of the backward pass until it is complete. Not used without
-            cycles.
+        ready_s: Gradient buffer -> seconds from the start of the backward pass until it is complete.
 
     Returns:
         The plan with fused all-reduces. All other operations stay in place.

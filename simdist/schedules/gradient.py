@@ -46,8 +46,7 @@ class Exchange:
     """The operations that average one bucket over the world.
 
     Args:
-        ops: Operations right after the bucket's backward pass. Those on the comm stream overlap with the backward pass
-            of later buckets.
+        ops: Operations right after the bucket's backward pass. Those on the comm stream overlap.
         finish: Operations before the update, after the backward pass of all buckets. Operations of the compute stream
             that wait for communication belong here, where they hold up no backward pass.
         buffers: Buffers of the operations besides the bucket.

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, assert_never, get_args
 
 from simdist.plan.group import Group
-from simdist.plan.ops import ALONE, Channel, Destination, Level
+from simdist.plan.ops import ALONE, Channel, Destination, LaunchKind, Level
 from simdist.plan.optimizers import OptimizerName
 from simdist.plan.plan import Dataset, DType
 from simdist.schedules.units import ModelUnit
@@ -69,8 +69,7 @@ class InputPath:
         copy: `pinned`: the copy is enqueued and the host continues; `pageable`: the host waits for the copy, and so for
             all earlier work of the compute stream.
         prefetch: Batch buffers in rotation. With workers: batches that they load ahead of the one that is used.
-        dataset: Data set loaded from storage, with the numbers of files read and decoded at once. None: each batch is
-            one request.
+        dataset: Data set loaded from storage. None: each batch is one request.
         policy: The levels of storage that the loads of a data set read.
         workers: Processes that load whole batches in turn, from each epoch's start, as those of torch's DataLoader. 0:
             one load follows the other, also across epochs.
@@ -140,8 +139,7 @@ class Job(Shape):
         host_waits_for: When the host waits for its GPU. `loss`: it waits for the loss of step t - run_ahead_steps
             before it enqueues the backward pass of step t. `update`: at the end of every step, but before parameters
             are averaged, it waits for its own update.
-        run_ahead_steps: Steps that the host runs ahead of its GPU. 0 is `loss.item()` in every step. None: it never
-            waits.
+        run_ahead_steps: Steps that the host runs ahead of its GPU. None: it never waits.
         delay_channels: Channels on which delays are injected.
         tensor_backward_s: Seconds of the backward pass of every tensor, in forward order, on an undisturbed device.
             Schedules need them that depend on when gradients are ready. Empty if not known.
@@ -151,6 +149,7 @@ class Job(Shape):
         compute_dtype: Type of the arithmetic of forward and backward passes; that of parameters if not known.
         units: What is gathered and reduced together if the model is sharded, in forward order. Empty: the whole model.
         has_param_buffers: Every tensor has a buffer of parameters of its own, instead of one buffer for all of them.
+        launches: What the host takes time to launch, see `simdist.plan.launches`.
     """
 
     tensor_counts: tuple[int, ...]
@@ -169,6 +168,7 @@ class Job(Shape):
     compute_dtype: FloatType | None = None
     units: tuple[ModelUnit, ...] = ()
     has_param_buffers: bool = False
+    launches: frozenset[LaunchKind] = frozenset()
 
 
 def degrees(shape: Shape) -> tuple[int, ...]:

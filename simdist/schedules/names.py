@@ -37,8 +37,7 @@ def _kinds(folders: tuple[tuple[str, int], ...]) -> dict[str, type[Schedule]]:
 def _shipped_as(kind: str) -> type[Schedule] | None:
     """Return the class of a shipped kind; None if there is none.
 
-    A scenario names two or three schedules. To read it, only their modules are imported, unless a module has another
-    name than its schedule.
+    A scenario names two or three schedules. To read it, only their modules are imported.
 
     >>> _shipped_as("sync").__name__, _shipped_as("parts")
     ('Sync', None)

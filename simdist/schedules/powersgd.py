@@ -26,8 +26,7 @@ class PowerSGD(GradientSchedule):
 
     From the previous step's Q: P = M Q, all-reduced; orthonormalize its columns; Q = M^T P, averaged. Every rank then
     has the same P Q^T, the projection of the mean on the columns of P. A matrix of n rows and m columns sends r (n + m)
-    numbers instead of n m. Tensors of one dimension, and matrices with too little savings, are all-reduced
-    uncompressed, in one buffer.
+    numbers instead of n m. Tensors of one dimension, and matrices that save too little, are all-reduced in one buffer.
 
     As in PyTorch, P is computed on the compute stream, after the bucket's backward pass. The rest overlaps with that
     stream. Uncompressed tensors have no residual, because it would change nothing.

@@ -257,15 +257,7 @@ class ShardedSchedule(Schedule, abc.ABC):
 
 @dataclass(frozen=True, slots=True)
 class _Shards:
-    """The units of a sharded model, and their buffers.
-
-    Args:
-        job: The job.
-        schedule: The schedule.
-        units: In forward order.
-        root: Numbers of the units that belong to the root.
-        n_sharers: Ranks that share a copy of the model.
-    """
+    """The units of a sharded model, and their buffers."""
 
     job: Job
     schedule: ShardedSchedule
@@ -419,15 +411,7 @@ def _bodies(schedule: ShardedSchedule, job: Job) -> Callable[[int, Group], Body]
 
 @dataclass(slots=True)
 class _Step:
-    """Writes the operations of one step.
-
-    Args:
-        schedule: The schedule.
-        job: The job.
-        shards: The units and their buffers.
-        step: The step.
-        replicas: The ranks that average their slices of gradients.
-    """
+    """Writes the operations of one step."""
 
     schedule: ShardedSchedule
     job: Job

@@ -34,8 +34,7 @@ class ModelUnit:
 def units_of_names(names: Sequence[str]) -> tuple[ModelUnit, ...]:
     """Return the units of a model, one for each numbered block, and one for what stands between blocks.
 
-    A block is named by the components of a tensor's name up to the first number. Without numbers, the model is a
-    single unit.
+    A block is named by the components of a tensor's name up to the first number. Without, the model is one unit.
 
     >>> [unit.tensors for unit in units_of_names(["embedding.weight", "h.0.w", "h.0.b", "h.1.w", "h.1.b", "head.w"])]
     [(0, 1), (1, 3), (3, 5), (5, 6)]

@@ -126,8 +126,7 @@ class Settings(BaseModel):
         """Return a copy with other values of some attributes, validated as the constructor does.
 
         Args:
-            update: Values by the name of the attribute, such as `bandwidth_Bps`. For a group, a mapping of those of its
-                attributes that change.
+            update: Values by the name of the attribute, such as `bandwidth_Bps`. For a group, a mapping.
             deep: As in pydantic.
 
         Raises:

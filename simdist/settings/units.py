@@ -64,9 +64,10 @@ _DAY_S = Decimal(86_400)
 _CLOCK = {"min": Decimal(60), "h": Decimal(3600), "day": _DAY_S, "days": _DAY_S}
 _TIME = _Dimension("time", "55 ms", _SECONDS | _CLOCK)
 _YEAR_S = 365 * _DAY_S  # 8,760 h, as in annualized failure rates
-_PERIODS = _TIME.units | {"year": _YEAR_S, "years": _YEAR_S}
+_PERIODS = _SECONDS | _CLOCK | {"year": _YEAR_S, "years": _YEAR_S}
 _RATE = re.compile(
-    r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(%?)\s*per\s+(?:(\d+\.?\d*|\.\d+)\s*)?(\S+)", re.ASCII
+    r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(%?)\s*per\s+(?:((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*)?(\S+)",
+    re.ASCII,
 )
 _SIZE = _Dimension("size", "45 MB", _scaled("B", _PREFIXES | _BINARY_PREFIXES))
 _BITS = _Dimension("number of bits", "8 Mbit", _scaled("bit", _PREFIXES, _BIT))

@@ -168,13 +168,11 @@ def find_gains(
     """Simulate schedules under the disturbances of a scenario, and compare them with a baseline.
 
     Args:
-        scenario: Its recordings are resampled. Other disturbances are drawn for each run. Its seed is that of the first
-            run.
+        scenario: Its recordings are resampled. Other disturbances are drawn for each run.
         schedules: Schedules to compare with `baseline`.
         baseline: The job's own schedule.
         n_runs: Runs of each schedule.
-        block_steps: Steps of a block. None takes the number in the scenario. Without one, it is chosen: see
-            `simdist.studies.resampling`.
+        block_steps: Steps of a block. None: of the scenario, or chosen.
         progress: See `_Progress`.
 
     Raises:

@@ -1,8 +1,7 @@
 """Times of each operation without stragglers.
 
 The ideal duration of an operation is the median of the same operation over all ranks and steps. So a job in which all
-ranks are equally slow has no stragglers. The lower of two middle values counts: of two ranks, the faster one is
-typical.
+ranks are equally slow has no stragglers. The lower of two middle values counts.
 
 Operations are the same if their kind, buffers and group are equal. Buffers used in rotation count separately.
 

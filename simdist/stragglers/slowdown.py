@@ -88,8 +88,7 @@ class Slowdown:
         explained_s: Replayed without the gaps between operations.
         ideal_s: T_ideal.
         persistent_s: Replayed with each rank repeating its median step.
-        persistent_by_chance_s: The mean of the same over shuffles of the ranks in each step; `persistent_s` if that is
-            not above all shuffles.
+        persistent_by_chance_s: The mean of the same over shuffles of the ranks in each step.
         simultaneous_s: Slowdown if all ranks repeated the median rank in each step.
         kinds: Costs of each kind of operation, the largest first.
         channels: Costs of each channel, the largest first.

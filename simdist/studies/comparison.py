@@ -103,8 +103,7 @@ class Row:
         Columns:
             schedule, engine (str): Label; `fast` or `des`.
             speedup (float): Step time of the baseline / of this schedule.
-            step_s_ci95, speedup_ci95 (list or null): `[low, high]`, the 95 % confidence interval over seeds, if
-                several.
+            step_s_ci95, speedup_ci95 (list or null): `[low, high]`, 95 % confidence intervals over seeds.
             step_s, compute_s, comm_s, wait_s, io_s, host_s (float): Times per step.
             seeds (int): Number of seeds.
             epochs (list): Only with a data set: "An epoch of a schedule".
@@ -359,8 +358,7 @@ def _title(scenario: Scenario, baseline: str, n_seeds: int, *, has_ranges: bool)
 def frame(rows: Sequence[Row]) -> "pd.DataFrame":
     """Return a speed-up table as a pandas frame, with the columns of the results of sweeps.
 
-    The ends of an interval such as `step_s_ci95` are two columns, `step_s_ci95_low` and `step_s_ci95_high`. Facets that
-    say something add theirs.
+    The ends of an interval such as `step_s_ci95` are two columns, `step_s_ci95_low` and `step_s_ci95_high`.
     """
     from simdist.studies.columns import frame_of_records
 

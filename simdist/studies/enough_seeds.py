@@ -1,7 +1,6 @@
 """As many seeds as intervals of a stated width take: a comparison is repeated with more of them.
 
-Widths shrink with the square root of the number of seeds, so few repeats are enough. A repeat simulates only the seeds
-that the last one lacks.
+Widths shrink with the square root of the number of seeds, so few repeats are enough. A repeat simulates only new seeds.
 """
 
 import math

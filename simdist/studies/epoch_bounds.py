@@ -92,8 +92,7 @@ def epoch_limits(plan: Plan, costs: Costs, *, relieved: Costs | None = None) -> 
     Args:
         plan: With a data set.
         costs: Of the plan.
-        relieved: The same with unlimited bandwidth of the storage server; by default, all other limits stay as they
-            are.
+        relieved: The same with unlimited bandwidth of the storage server.
 
     Raises:
         PlanError: The plan has no data set.
@@ -144,8 +143,7 @@ class _Work:
             first files, besides what the resource of the reading threads has; `_DECODING` those, and the decoding of
             last samples, besides what that of the decoding threads has.
         amounts: Bytes, operations or seconds on every resource, `[n_resources]`.
-        exchanges_s: Seconds of the collectives of each lane of communication, each alone, by name of the lane,
-            `[world_size]`.
+        exchanges_s: Seconds of the collectives by lane, each alone, `[world_size]`.
     """
 
     ranks_s: NDArray[np.float64]

@@ -185,14 +185,7 @@ def find_epochs(trace: Trace, reads: Reads | None = None, *, n_steps: int | None
 
 @dataclass(frozen=True, slots=True)
 class _BatchUse:
-    """A batch and the step that reads it first.
-
-    Args:
-        step: The step.
-        batch: Number of its load.
-        load: Row of the load in a trace.
-        before: Row of the compute operation before the one that reads it; None for the first.
-    """
+    """A batch and the step that reads it first."""
 
     step: int
     batch: int

@@ -272,12 +272,7 @@ class EpochMeans:
 
 @dataclass(frozen=True)
 class _EpochTimes:
-    """Epochs of a schedule with a data set.
-
-    Args:
-        epochs: Epochs in order; empty without a data set.
-        staging_s: Seconds of staging files in before the first epoch, averaged over seeds.
-    """
+    """Epochs of a schedule with a data set."""
 
     epochs: tuple[EpochMeans, ...] = ()
     staging_s: float = 0.0
@@ -413,13 +408,7 @@ def _without(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
 
 @dataclass(frozen=True, slots=True)
 class _WholeJob:
-    """The whole job of a scenario, of which some steps are simulated.
-
-    Args:
-        n_steps: Steps that it trains.
-        seconds: Time that it takes.
-        is_timed: Whether the scenario states the time, and not the steps.
-    """
+    """The whole job of a scenario, of which some steps are simulated."""
 
     n_steps: float
     seconds: float

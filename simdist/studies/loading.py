@@ -104,8 +104,7 @@ class LoadingCost:
             run (str or null): Directory.
             traces (list): "The loading of a trace", simulated and measured, where present.
             errors (list): Of a measured run: "The error of an epoch".
-            hits_identical (bool or null): Loads read what the plan says from each level. `null` without
-                `real-reads.npz`.
+            hits_identical (bool or null): Loads read what the plan says from each level.
             hits_differences (list or null): Levels that differ (str).
             limits (list): "Lower bounds of an epoch", also of staging.
             knobs (object or null): With `--knobs`: "Knobs".
@@ -241,8 +240,7 @@ def _epoch_record(epoch: Epoch) -> _Record:
         mean_stall_s (float): Stalls averaged over ranks.
         hidden (bool): Less than 1 % is stalled.
         hits (object): Share of the samples (float) from `memory`, `peer` (another node's memory), `disk` and `storage`.
-        samples, nbytes (object): Samples and bytes (int) from each level: of files for disk and storage, else of
-            decoded samples.
+        samples, nbytes (object): Samples and bytes (int) from each level: of files, or of decoded samples.
     """
     times = ("seconds", "stall_s", "stall_share", "mean_stall_s", "hits")
     return picked(epoch, *times, epoch="number", steps="n_steps", hidden="is_hidden") | {
@@ -263,8 +261,7 @@ def _limits_record(each: EpochLimits) -> _Record:
             `network`: NICs and switch, gradients included. `disk`, `memory`. `decoding`: workers, cores. `reading`:
             threads of a rank.
         storage_nbytes (float): Bytes read from storage.
-        needed_Bps (float or null): Bandwidth at which the busiest storage server takes as long as `next_limit`, if
-            needed.
+        needed_Bps (float or null): Bandwidth at which storage takes as long as `next_limit`.
     """
     own = ("epoch", "least_s", "storage_nbytes", "needed_Bps")
     return picked(each, *own, limit="name", next_limit="next_name", least_s_by_limit="seconds")

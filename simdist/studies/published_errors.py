@@ -8,11 +8,9 @@ storage. The doubt of a kind is the distribution of
 
 over published rows of that kind, by hardware. A draw takes a place from 0 to 1 in it and multiplies prices: those of
 forward and backward passes, of collectives by their size, or of reading. All schedules get the same draws. So an error
-of computing changes their ratio little, and one of the network changes it as far as the schedules communicate
-differently.
+of computing changes their ratio little, one of the network more.
 
-`published_errors.json` has the distributions. `experiments/published_rows` estimates them and tests them on rows that
-it leaves out.
+`published_errors.json` has the distributions. `experiments/published_rows` estimates and tests them.
 """
 
 import json
@@ -91,8 +89,7 @@ class Doubt:
         n_rows: Published rows of that class.
         n_families: Families of these.
         logs: log(measured / simulated) at evenly spaced places from 0 to 1, for each of `sizes`.
-        sizes: Bytes of a collective, or microseconds that a step computes which reads from storage; one entry if size
-            does not matter.
+        sizes: Bytes of a collective, or microseconds that a step computes which reads from storage.
         known: Share of the time that is stated to be lost, and so already simulated.
     """
 
@@ -141,8 +138,7 @@ def _interpolated(values: tuple[float, ...], place: float) -> float:
 def doubts_of(scenario: Scenario, table: _Table | None = None) -> tuple[Doubt, ...]:
     """Return the doubts of the kinds of step that a scenario takes.
 
-    A scenario takes all its numbers as exact if it has neither ranges nor interference. A cluster without known GPUs is
-    like no published row.
+    A scenario takes all its numbers as exact if it has neither ranges nor interference.
 
     Args:
         scenario: The scenario.
@@ -266,7 +262,7 @@ def batch_doubt(table: _Table, workload: Workload) -> Doubt:
     The rows are those of what else is known: two measured batch sizes or more, or the seconds of launching kernels.
     """
     of = table["batch"]
-    name = "two sizes" if len(workload.step_times) > 1 else "launch" if workload.launch_s else ""
+    name = "two sizes" if len(workload.step_times) > 1 else "launch" if workload.launches.passes_s else ""
     found = of["classes"][name]
     at = math.log(workload.batch_over_measured)
     logs = tuple(float(np.interp(at, np.log(of["ratios"]), each)) for each in zip(*found["logs"], strict=True))

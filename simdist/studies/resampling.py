@@ -5,8 +5,7 @@ often. Every schedule therefore runs for a whole number of its own periods: afte
 P, for W + ceil((L - W) / P) P steps. L is at least ten times the longest period compared, and a multiple of it, so that
 periods that divide it run equally long. The interval of checkpoints counts as a period: the last file, which nothing
 hides, is then one of at least ten. Delays are drawn by step and rank (`simdist.scenario.sampling`): runs of different
-length have the same delays in common steps. With a data set, the number of steps is that of the scenario, because the
-question is about its epochs.
+length have the same delays in common steps. With a data set, the number of steps is that of the scenario.
 
 **Recordings** are resampled block by block. The scenario states the length of a block. Otherwise it is the longest
 period, which a schedule averages over, at least n^(1/3) of n recorded steps, the best rate for estimating a variance,

@@ -124,11 +124,9 @@ class ValidatedRun:
             injections (list): "Injected delays".
             blames (list): "The blame of a rank".
             links (list): Only where links held operations up: "A link that held operations up".
-            lead_s (list): Mean lead over the last member at the end of a collective: simulated (0 unless `chunkwise`),
-                measured.
+            lead_s (list): Mean lead over the last member at the end of a collective: simulated, measured.
             correlation (float or null): Pearson correlation of simulated and measured blame over ranks.
-            overlap (float or null): Share of the measured waiting that the simulation charges to the same rank and
-                step.
+            overlap (float or null): Share of the measured waiting that is simulated for the same rank and step.
             verdict (str): The rank blamed most, in words.
             epochs (list): Only with a data set: "The error of an epoch".
             hits_identical (bool or null): Only with a data set: see "How a schedule loads its data".

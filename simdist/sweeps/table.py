@@ -100,8 +100,7 @@ class Table:
         varied: Columns of fields that differ between points, in their order.
         results: Rows.
         n_missing: Rows that are not there yet.
-        extras: Columns that only some tables have: `folder`, `case`, `run`, `error_ratio`, and those of
-            facets.
+        extras: Columns that only some tables have: `folder`, `case`, `run`, facets.
         remarks: What to know beside the rows.
         baseline: Label or kind of the schedule that speed-ups are over; empty if there are several.
     """

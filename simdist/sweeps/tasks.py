@@ -181,8 +181,7 @@ def record(measured: ScheduleTimes) -> dict[str, object]:
         engine (str): `fast` or `des`.
         step_s (list): Step time (float) with each seed.
         run_s (list): Only where step_s is corrected for rare or heavy delays: as simulated (float).
-        unseen_s (float or null): Only with rare delays: half the width that the interval of step_s has at least; null:
-            there is none.
+        unseen_s (float or null): Only with rare delays: half the least width of the interval of step_s.
         compute_s, comm_s, wait_s, io_s, host_s (float): States.
         gradients_used (float): Only below 1: share of batches used.
         late (object): Ranks too late for 90 % of the updates, if any: rank -> that share (float).
@@ -222,8 +221,7 @@ def remarks_record(key: str, remarks: Iterable[Remark], chances: Chances) -> byt
     Columns:
         key (str): Hash of the keys of its rows.
         remarks (list): "A remark".
-        rare, tails (list): "A remark", on delays that are rarer than runs where times are corrected for them, and on
-            tails without a variance.
+        rare, tails (list): "A remark", on delays that are rarer than runs, and on tails without a variance.
         crc32 (int): As of rows.
     """
     return json.dumps({"key": key, "remarks": documents(remarks), **chances.document()}).encode()

@@ -14,8 +14,7 @@ _COUNTS = (840, 84_000, 8_400_000)  # elements
 def check_algorithm(name: str) -> None:
     """Check an algorithm of collectives against the rules for every algorithm.
 
-    On clusters of several shapes, each collective that it declares has a price and takes time. More bytes never take
-    less time.
+    On clusters of several shapes, each collective that it declares takes time, and no less for more bytes.
 
     Args:
         name: Its name in scenarios and plans, such as `ring` or `module:NAME`.

@@ -1,8 +1,7 @@
 """Bandwidths of collectives, in the columns of nccl-tests, and the waiting for their last members.
 
 A *call* is one instance of a collective in one group. It lasts from the moment when its last member is ready until its
-last member is done. The wait of earlier members before that is counted separately, because it does not depend on the
-network.
+last member is done. The wait of earlier members before that is counted separately.
 
     algbw = size / time            busbw = algbw x factor
     factor                         2 (n - 1) / n   all_reduce

@@ -6,8 +6,7 @@ known from a simulation. So for each collective of the rank
     peers = max over sources of (end of the source + lag)
     end   = max(own arrival, peers) + seconds
 
-where a source is an earlier collective of the rank, or the start of the run. These are the rules of the engines with
-the durations of the simulation.
+where a source is an earlier collective of the rank, or the start of the run.
 """
 
 from collections.abc import Sequence
@@ -21,8 +20,7 @@ from numpy.typing import NDArray
 class PeerArrivals:
     """The peers of one rank, as far as the rank meets them.
 
-    The n collectives of the rank are numbered in program order. End 0 is the start of the run, end i + 1 is that of
-    collective i.
+    The n collectives of the rank are numbered in program order. End 0 starts the run, end i + 1 is of collective i.
 
     Args:
         rank: The rank.

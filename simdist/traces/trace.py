@@ -53,8 +53,7 @@ class Trace:
         run: Unique name of a measured run; else empty.
         links: Changes of misbehaving links; empty without any.
         late: Row -> late ranks. For an all-reduce that drops late ranks, these are the dropped ranks. For an `Enter`,
-            these are the ranks that sat the step out because the others had completed it. Such a trace ends with the
-            last result.
+            these are the ranks that sat the step out because the others had completed it.
         real_rank: The only real rank, if its peers were simulated. They have times in its collectives only.
     """
 
@@ -280,8 +279,7 @@ def read_with_header(
         path: The file.
         file_format: The header's `format`.
         names: Names of the arrays.
-        check: Takes the header and the declared types and shapes of the arrays before they are read. Raises PlanError
-            or TraceError.
+        check: Takes the header and the declared types and shapes of the arrays before they are read.
         what: Expected contents of the file, for messages.
         hint: The command that writes such a file, for messages.
 

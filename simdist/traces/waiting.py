@@ -274,8 +274,7 @@ def rank_table(trace: Trace) -> "pd.DataFrame":
     """Return one row per rank: its time by state, and the waiting it caused and suffered, in seconds of the whole run.
 
     Columns:
-        compute_s, comm_s, wait_s, io_s, host_s (float64): States. `wait_s` includes waiting for the last rank at the
-            end.
+        compute_s, comm_s, wait_s, io_s, host_s (float64): States. `wait_s` includes that at the end.
         hidden_comm_s (float64): Communication behind computing.
         caused_s, suffered_s (float64): Others waited for it; it waited for others, behind computing too.
     """

@@ -153,8 +153,7 @@ class Extras:
         only: Kinds to try; if empty, all that are allowed.
         min_density: Smallest share of a gradient that may be sent. None: whole gradients, so no sparse schedules.
         allow: Words of the permits that the user gives; see `permits`.
-        micro_batches: Numbers of micro-batches per step to try. If any, times are compared per micro-batch. None: the
-            scenario's own number.
+        micro_batches: Numbers of micro-batches per step to try. None: the scenario's own number.
         checkpoint_every: Steps between checkpoints to try; if empty, the scenario's own.
         checkpoint_mode: Modes of checkpoints to try; if empty, the scenario's own.
     """
@@ -234,8 +233,7 @@ def permits(known: Collection[str]) -> dict[str, Permit]:
 def own_choices(kind: str, scenario: Scenario, described: Job, extras: Extras) -> tuple[Axis, ...]:
     """Return the axes that may vary in schedules of a kind: those that it declares, as far as permitted.
 
-    They also take the values of the scenario's own schedules of the kind. A required field without an axis takes only
-    these.
+    They also take the values of the scenario's own schedules of the kind.
 
     Raises:
         ScenarioError: `only` names the kind, and a required field has no known value.

@@ -35,8 +35,7 @@ class Constraints:
         global_every: All ranks exchange at least once in this many steps.
         group_every: Pairs `[ranks, steps]` (int): groups of at least `ranks` exchange at least once in `steps`.
         max_nbytes (int or null): Limit of bytes that the busiest node sends per step.
-        memory_nbytes, host_memory_nbytes (int or null): Limit of the bytes in use on a rank's device, and of its
-            buffers in host memory.
+        memory_nbytes, host_memory_nbytes (int or null): Limit of the bytes in use on a rank's device, and on its host.
     """
 
     global_every: int

@@ -1,7 +1,7 @@
 """Evaluate candidates: build the plan, check the constraints, and simulate. Then simulate the finalists again.
 
-A candidate is not simulated if a lower bound of its time shows that it would be no finalist. So the finalists are those
-of a search that simulates all.
+A candidate is not simulated if a lower bound of its time shows that it would be no finalist. The finalists stay the
+same.
 
 All candidates meet the same delays of the same seeds, starting with the scenario's own. The best of the search are
 simulated again with seeds that the search has not seen: those of a study that begins with the next one. The smallest of
@@ -89,14 +89,7 @@ class TooSlow:
 
 @dataclass(frozen=True, slots=True)
 class _Priced:
-    """A legal candidate before a simulation.
-
-    Args:
-        scenario: Its scenario.
-        built: Its plan, with prices.
-        facts: Facts from its plan; see `facts`, `within`.
-        least_s: Seconds per step, or per micro-batch, that it takes at least.
-    """
+    """A legal candidate before a simulation."""
 
     scenario: Scenario
     built: Built
@@ -115,8 +108,7 @@ class Evaluator:
             runs: The scenario to simulate, and the number of steps.
             constraints: A schedule that breaks one of them is not simulated.
             time: Simulates a schedule.
-            bounds: Return lower bounds of these times; those that are less work first. Candidates that would be no
-                finalists are not simulated.
+            bounds: Return lower bounds of these times; those that are less work first.
         """
         self._runs = runs
         self._constraints = constraints
@@ -434,8 +426,7 @@ def chosen(runs: Runs, found: Sequence[Finalist], *, baseline: Schedule) -> Fina
     """Return the finalist that was fastest in the search, unless another is clearly faster with fresh seeds.
 
     Among equally fast ones, it is the one with the fewest changes. Schedules of the baseline's kind, which learn as
-    much per step, come first. Choosing the fastest with fresh seeds would again select by the numbers that are then
-    reported.
+    much per step, come first.
 
     Args:
         runs: The runs of the finalists.

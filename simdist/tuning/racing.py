@@ -7,7 +7,7 @@ None is trained beyond the moment at which another one reached the target.
 *Rungs.* All candidates are trained for an eighth of the time of the fastest complete run. The best third is trained for
 a third of that time. The best third of these is trained to the end or to the best time so far. At least two are left.
 Candidates that reached the target rank before those that did not. Others rank by the metric. A rung starts from
-scratch, and its steps count.
+scratch.
 
 *Second chances.* A candidate that starts slowly and ends well, as with small learning rates, may be eliminated at the
 first rung. The search may spend a third of an exhaustive search's steps. The remaining steps re-train eliminated
@@ -107,8 +107,7 @@ class Raced:
 
         Columns:
             verdict, outcome (str): What to do, and `change`, `stay` or `unsure`.
-            n_entrants, n_fell (int): Candidates with different learning; those eliminated before another one reached
-                the target.
+            n_entrants, n_fell (int): Candidates with different learning; those eliminated early.
             n_steps, n_exhaustive_steps (int): Steps trained, and steps of training all candidates to the end.
             entries (str or null): Schedule to change to, and other changes, as in a scenario.
         """

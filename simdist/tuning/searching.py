@@ -9,12 +9,10 @@ allows:
 2. Then, in turn, a *neighbour* of the fastest so far, and a *suggestion* of Optuna. A neighbour is one change away (see
    `n_changes`); neighbours that wait for the fewest ranks come first. Optuna samples the whole space.
 
-Neighbours find improvements near the best start, which a sampler finds only by luck. Suggestions correct errors of the
-guess behind the starts.
+Neighbours find improvements near the best start, which a sampler finds only by luck.
 
 Suggestions come from Optuna's tree-structured Parzen estimator, and are made legal. It models every setting by itself,
-so a suggestion need not be a legal schedule, nor a new one. The nearest untried candidate takes its place, and Optuna
-gets the result of that candidate.
+so a suggestion need not be a legal schedule, nor a new one. The nearest untried candidate takes its place.
 
 Source:
     Bergstra et al., Algorithms for Hyper-Parameter Optimization, NIPS 2011; Akiba et al., Optuna: A Next-generation

@@ -38,8 +38,7 @@ class Verdict:
 
     Args:
         winner: The schedule to change to; None: stay with the baseline.
-        best: The fastest finalist that keeps to the constraints, even if it is not worth the change; the baseline if
-            there is no other.
+        best: The fastest finalist that keeps to the constraints; the baseline if there is no other.
         sentence: The verdict for people.
         reasons: Sentences that explain it.
         outcome: `change`; `stay`, if nothing gains; `unsure`, if something may; `none`, if no schedule keeps to the

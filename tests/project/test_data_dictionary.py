@@ -77,6 +77,12 @@ schedules:
   - {{kind: local_sgd, period: 2, input: {{policy: staged}}}}
 """
 
+SACCT = """\
+JobID|State|Start|End|Elapsed|AllocTRES
+7|NODE_FAIL|2026-03-01T00:00:00|2026-03-01T09:00:00|09:00:00|gres/gpu=16,node=2
+7|COMPLETED|2026-03-01T10:00:00|2026-03-01T19:00:00|09:00:00|gres/gpu=16,node=2
+"""
+
 SWEEP = """\
 scenario: study.yaml
 cases:
@@ -240,6 +246,8 @@ def of_plans_and_simulations(study: Study, folder: Path) -> dict[str, Found]:
         counted = result("init", "-o", folder / "counted.yaml", "--forward", "1 ms", *of_model)
     measured = ("--cluster", "dgx-a100", "--nodes", 2, "--workload", "mlp", "--from", nccl_tests(folder))
     calibrated = result("init", "-o", folder / "calibrated.yaml", *measured)
+    log = write(folder / "sacct.txt", SACCT)
+    logged = result("init", "-o", folder / "logged.yaml", "--cluster", "ideal", "--workload", "mlp", "--from", log)
     passes = write(folder / "passes.yaml", CALM.replace("batch_size: 4", "batch_size: 4, micro_batches: 2"))
     stream = "schedules: [{kind: diloco, period: 2, fragments: 2, overlap_steps: 1, mixing: 0.5}]\n"
     late = write(folder / "stream.yaml", re.sub("(?s)schedules:.*", stream, CALM))
@@ -252,7 +260,10 @@ def of_plans_and_simulations(study: Study, folder: Path) -> dict[str, Found]:
     simulated += result("simulate", dropping, "-o", folder / "dropped")["rows"]
     dropped = result("trace", folder / "dropped" / "backup-1", "--chrome", folder / "dropped.json")
     return {
-        "simdist init": keys([started, counted, calibrated]),
+        "simdist init": keys([started, counted, calibrated, logged]),
+        "Logged failures": keys([logged["failures"]]),
+        "A rate of failures": keys(logged["failures"]["rates"]),
+        "A part of a recovery": keys(logged["failures"]["recovery"]),
         "A setting of a new scenario": keys(started["settings"]),
         "A cluster that ships": keys(presets["clusters"]),
         "A workload that ships": keys(presets["workloads"]),

@@ -6,8 +6,7 @@ takes x d_r / b of every resource. No rate can grow unless a rate that is no lar
 
 Between two changes of the set of transfers in flight all rates are constant, so only changes are events. A change
 affects only the transfers that share a resource with the one that came or went, directly or through others: its
-*component*. Components are independent. The cost of an event depends on the size of its component, not on the number of
-transfers in other components.
+*component*. Components are independent. The cost of an event depends on the size of its component.
 
 Capacities may change while transfers are in flight. Nothing passes a resource of capacity 0, and transfers resume where
 they stopped. Flows without an end share like transfers until they are closed.

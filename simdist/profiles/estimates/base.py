@@ -209,8 +209,8 @@ def host_model(job: TracedJob, base: BaseTimes, of: Parts) -> HostModel:
     """Return the behaviour of the scenario's host.
 
     Loader processes that load ahead delay a step only if they need at least a whole step for its batch. If some steps
-    wait for input but an undisturbed step does not, the loading time is not visible. The waiting then counts as a delay
-    of the host.
+    wait for input but an undisturbed step does not, the loading time is not visible. It then counts as a delay of the
+    host.
     """
     waits = all(profile.host_waits for profile in job.profiles)
     reads_loss = not job.shards or _usually_reads_loss(job)
@@ -280,8 +280,7 @@ def late_backward_s(job: TracedJob, of: Parts, base: BaseTimes) -> tuple[Floats,
     """Return how much longer backward passes took, and how much of it exchanges caused; 0 if no cores are shared.
 
     No exchange overlaps the forward pass of a step, so the relative excess of the forward pass has other causes. The
-    rest of the excess of the backward pass is due to exchanges, up to the time in which operators ran beside
-    collectives.
+    rest of the excess of the backward pass is due to exchanges, up to the time beside collectives.
 
     Returns:
         Both seconds, `[n_steps, n_traced_ranks]`.

@@ -3,8 +3,7 @@
 A collective ends when its last member has arrived and the links have done their work. If that member left no trace, the
 two look alike. Two facts separate them. Collectives of one size occupy the links equally long at each place in the
 step. A late rank is late for the first collectives of a step or for the last ones, and less for those in between, which
-queue for the links anyway. So the place with the shortest calls is the base. The time of other places above the base is
-the wait for an untraced rank.
+queue for the links anyway. So the place with the shortest calls is the base. What others take more is waiting.
 
 Two kinds of waiting cannot be separated and count as time of the links: waiting that all places have in common, and all
 waiting if no two collectives of a step have similar sizes. If few steps were traced, a place that is late in all of
@@ -13,8 +12,7 @@ them looks like a place that takes longer. There, a collective takes at least as
 If a rank is late for several collectives in a row, one delay causes it all, and nothing was held up in between. So the
 longest of these waits counts, not their sum. Concurrent collectives share the links and so share the waiting: for them,
 the sum counts. All this is silent on steps in which one traced rank is much later than the others: the collectives that
-the others queued meanwhile then share the links. So the lateness found here is a lower bound, and the times of
-collectives are upper bounds.
+the others queued meanwhile then share the links. So this lateness is a lower bound.
 """
 
 import math
@@ -49,10 +47,8 @@ class UntracedWaits:
     """Waiting for untraced ranks, as far as it can be separated from the links.
 
     Args:
-        alone_s: Upper bound of the duration of each collective without this waiting, `[n_calls]`; meaningless if all
-            members were traced.
-        late_s: Lower bound of the time that the traced ranks waited in each step after the last of them had arrived,
-            `[n_steps]`.
+        alone_s: Upper bound of the duration of each collective without this waiting, `[n_calls]`.
+        late_s: Lower bound of the time that the traced ranks waited in each step for others, `[n_steps]`.
         behind_s: How much later than a typical traced rank the last traced rank arrived at the first of these
             collectives, `[n_steps]`; 0 without such collectives.
         is_comparable: There were collectives to compare.
@@ -198,8 +194,7 @@ class CollectiveTimes:
         calls: Number of calls.
         seconds: From the arrival of the last member to the end; median over the calls.
         wait_share: Share of the members' time in these calls that is waiting for the last member.
-        is_complete: All members were traced. If not, the last member to arrive may be untraced, and `seconds` is an
-            upper bound: see `untraced`.
+        is_complete: All members were traced. If not, `seconds` is an upper bound.
     """
 
     kind: CollectiveKind

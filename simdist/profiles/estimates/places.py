@@ -1,8 +1,7 @@
 """The part of the step in which a delay occurred: input, forward pass, backward pass with its bucket, or update.
 
 The seconds of each channel are divided into places. Computing has the forward pass, the backward pass from each
-gradient bucket to the next, and the update. Pauses of the host have the same places, by the work that the device did
-next. Input is one place.
+gradient bucket to the next, and the update. Pauses of the host have the place of the next work.
 
 The excess of a place is its mean over the delayed steps and ranks, minus its median over all steps and all other ranks.
 The delay is attributed to a place that has at least 0.8 of the total excess.

@@ -16,8 +16,7 @@ d[s, r] is the delay of rank r in step s. All medians are lower medians.
   at least 3 % of a step (`recurring.trend`), as on a device that gets hotter. Its steps are those in which the line is
   above 3 % of a step. The line is subtracted before the other two kinds are searched for.
 * *All at once*: the smallest of d[s, :] in a channel, which all ranks have in common, is above the threshold of noise
-  and above 5 % of a step, and independent delays of ranks would not coincide so. No rank waits for another then, so
-  these delays are not stragglers.
+  and above 5 % of a step, and independent delays of ranks would not coincide so. These are not stragglers.
 
 So a rank that is late in at most half of the steps has bursts of full size. A rank that is late in more steps is
 persistently late by its full delay. Delays above 5 % of a step that noise explains are counted, not listed.

@@ -5,8 +5,7 @@ the skew of their clocks, which is the same in every step. With a wrong pairing,
 lengths of the steps in between, which vary. The right pairing is the one in which most steps have the same difference.
 
 The profiler's own step numbers are kept unless another pairing agrees much better: a rank may have called
-`profiler.step()` once more or less than the others. Ranks of one host share a clock, on which the same steps end at the
-same time.
+`profiler.step()` once more or less than the others. Ranks of one host share a clock.
 """
 
 from collections import Counter
@@ -71,8 +70,7 @@ def _by_clock(
 ) -> int:
     """Return the offset of a rank's step numbers, from the clock that it shares with a rank of its host.
 
-    If all steps are alike, only the clock shows which steps are the same. Different hosts with the same name may have
-    slightly different clocks.
+    If all steps are alike, only the clock shows which steps are the same.
     """
     found = {}
     for each in range(shift - _FARTHEST, shift + _FARTHEST + 1):
@@ -120,8 +118,7 @@ def _ends_s(profile: RankProfile) -> Floats:
 def _shift(ends_s: Floats, reference_s: Floats) -> int:
     """Return how many steps after the reference this rank began: the offset with the most agreeing steps.
 
-    A step agrees if its difference equals the usual one, within the variation of the best offset. Steps that disagree
-    are subtracted.
+    A step agrees if its difference equals the usual one, within the variation of the best offset.
     """
     fewest = max(_FEWEST, min(len(ends_s), len(reference_s)) // 2)
     shifts = range(fewest - len(ends_s), len(reference_s) - fewest + 1)

@@ -2,8 +2,7 @@
 
 A job with tensor or pipeline parallelism averages over groups of ranks. Traces of the ranks of one such group are a
 data-parallel job of their own. Traces from several groups are not. Steps that only add to gradients are passes of the
-next step that exchanges them, if exchanges come at regular distances. Any other job would give the scenario of a
-different job, so it is refused.
+next step that exchanges them, if exchanges come at regular distances. Any other job is refused.
 """
 
 import math

@@ -1,8 +1,7 @@
 """Collectives of a job without waiting, and those of a few bytes that are part of no schedule.
 
 The time of a rank in a collective includes the wait for later ranks. The last rank to arrive does not wait. So the
-shortest time of any rank in a call is the time of the transfer. A mean over calls would still contain waiting if ranks
-take turns at being late.
+shortest time of any rank in a call is the time of the transfer.
 
 The norm of gradients, found_inf, a logged loss and metrics are exchanged under every schedule, so they are a fixed
 cost. Place, size and type tell them from the exchanges of a model that is split over ranks:

@@ -35,8 +35,7 @@ class JobKind:
 
     Args:
         names: Kinds of parallelism besides data parallelism; empty if unknown.
-        left_out: Kind of collective that the scenario does not cover -> its calls per step, and the share of a step
-            that they take.
+        left_out: Kind of collective that the scenario does not cover -> calls per step, and their share of it.
         unseen_share: Share of a step in which the device is idle for unknown reasons.
         fixed: Exchanges that are part of no schedule. They are not left out.
     """
@@ -72,8 +71,7 @@ class JobKind:
 def find_kind(profiles: Sequence[RankProfile], *, waiting_s: float, is_sharded: bool = False) -> JobKind:
     """Return the kind of job that the collectives of its ranks show.
 
-    The time of a rank in a collective includes its wait for others. So the rank with the shortest time counts in each
-    call.
+    The time of a rank in a collective includes its wait for others. So the shortest time of a call counts.
 
     Args:
         profiles: One per traced rank.

@@ -47,8 +47,7 @@ def find_layout(job: TracedJob, *, nodes: int | None = None, gpus_per_node: int 
     """Return the nodes of ranks, as requested or else by evidence in the traces.
 
     The strongest evidence comes first: hosts in the traces, GPUs that ranks cannot share, the numbering of GPUs by
-    launchers, hosts in the names of files. Each piece narrows the possible sizes of a machine. A piece that rules out
-    all of them is noted.
+    launchers, hosts in the names of files. Each piece narrows the possible sizes of a machine.
 
     Raises:
         ScenarioError: The requested layout does not divide the ranks.

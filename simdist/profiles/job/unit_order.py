@@ -35,8 +35,7 @@ def gathered_again(units: Sequence[Sent], gathers: Sequence[Sent], n_reduced_aft
     """Return the units that a backward pass gathers, in order; None if they cannot be units of the model.
 
     If several units have one size and no name, the same gathers may skip the first or the last of them. The unit before
-    one that is gathered next is reduced after it: as many reduce-scatters come after the last gather as there are units
-    up to that one.
+    one that is gathered next is reduced after it.
 
     Args:
         units: In the order of the forward pass.

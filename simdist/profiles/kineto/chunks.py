@@ -2,8 +2,7 @@
 
 A cut is placed where the text looks like the end of one event and the start of the next. Decoding confirms it: text up
 to a wrong cut, in a string or in a nested object, is not a complete list of events. If decoding fails, known errors of
-profilers are repaired in the whole text. If that fails too, each event is decoded separately, so that a broken event
-does not cost others.
+profilers are repaired in the whole text. If that fails too, each event is decoded separately.
 """
 
 import gzip

@@ -35,11 +35,9 @@ class Header:
         rank: Rank from the trace, or else from the name of the file; None if neither states it.
         world_size: Number of ranks of the job; None if the trace does not state it.
         backend: Such as `nccl` or `gloo`; empty if the trace does not state it.
-        groups: Ranks of each process group in ascending order, None if the trace does not list them; empty if it states
-            no groups.
+        groups: Ranks of each process group in ascending order, None if not listed; empty without groups.
         hostname: Name of the machine; None if the trace does not state it.
-        file_host: The host in the name of the file; None if it has none. This is weak evidence, because users also name
-            files.
+        file_host: The host in the name of the file; None if it has none. Users also name files.
         gpus: Number of a GPU on the machine -> its name, such as `NVIDIA A100-SXM4-80GB`; empty if it has none, or if
             the trace does not state them.
         n_events: Number of events that were read, including skipped ones.

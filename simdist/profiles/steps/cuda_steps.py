@@ -222,8 +222,7 @@ def _are_whole(trace: RankEvents, windows: Sequence[Window]) -> list[bool]:
     """Return which steps contain all work that they launched: a damaged step may lack the device's part.
 
     Some calls launch nothing that the profiler sees. Each step has its share of these calls. At the end of the trace,
-    work that was launched after the last visible event is missing. So a step that extends beyond that event is
-    incomplete.
+    work that was launched after the last visible event is missing. A step beyond it is incomplete.
     """
     launches = trace.host.of(EventKind.LAUNCH)
     is_seen = np.isin(launches.link, trace.device.link) & (launches.link >= 0)

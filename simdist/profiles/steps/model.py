@@ -115,11 +115,9 @@ class RankStep:
             They add up to `backward_s`. Empty if there are no collectives.
         calls: The collectives that were issued in this step, in the order in which they were issued.
         held_s: `host_s`, divided by the work that the device did next: the forward pass, the backward pass from each
-            gradient bucket to the next (one number without buckets), the update. They add up to `host_s`; empty if
-            unknown.
+            gradient bucket to the next (one number without buckets), the update. Their sum is `host_s`.
         beside_s: Time in which operators ran on a CPU beside a collective.
-        reducing_s: Time in which the host copied gradients into DDP's buckets, handed the buckets over, and copied
-            back.
+        reducing_s: Time in which the host copied gradients into DDP's buckets and back.
         micro_batches: Forward and backward passes of the step; only the last exchanges the summed gradients.
         earlier_s: Backward seconds of the passes before the last.
         copy_outs: When each gathered unit of a sharded model was copied out for computing.

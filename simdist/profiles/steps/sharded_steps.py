@@ -19,14 +19,7 @@ from simdist.profiles.steps.steps import DeviceRun, StepSpan
 
 @dataclass(frozen=True, slots=True)
 class _Units:
-    """The events of a host that handle units, in the order of their start.
-
-    Args:
-        trace: The trace of the rank.
-        names: Annotations that name a unit.
-        copy_outs: When units are copied out of what was gathered.
-        packs: When gradients of a unit are copied together.
-    """
+    """The events of a host that handle units, in the order of their start."""
 
     trace: RankEvents
     names: EventColumns

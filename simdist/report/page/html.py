@@ -40,8 +40,7 @@ def tag(name: str, *children: str, **attributes: Attribute) -> Html:
     Args:
         name: Such as `p`.
         children: HTML, or text that is escaped.
-        attributes: `class_` stands for `class`, `aria_label` for `aria-label`; None and False leave one out, True
-            gives one without a value.
+        attributes: `class_` stands for `class`, `aria_label` for `aria-label`; None and False leave one out.
 
     >>> tag("p", "1 < 2", tag("b", "!"), class_="note", hidden=True)
     '<p class="note" hidden>1 &lt; 2<b>!</b></p>'

@@ -65,8 +65,7 @@ class _PackedTrace:
     Args:
         tick_s: Seconds in a tick, a power of ten.
         data: Base64 of the compressed times; see the module.
-        begin: When each rank was done with all steps before the first that is packed, ticks `[world_size]`; empty if
-            the first step is.
+        begin: When each rank was done with all steps before the first that is packed, ticks `[world_size]`.
     """
 
     tick_s: float

@@ -159,6 +159,16 @@ def test_corruption_after_the_newest_file_goes_with_the_steps_that_repeat() -> N
     assert (found.n_attempts, found.n_repeated) == (2, 8)
 
 
+@pytest.mark.parametrize(("keep", "resumed"), [(10, 90), (9, 0)])
+def test_files_from_after_a_corruption_that_are_removed_take_no_place(keep: int, resumed: int) -> None:
+    """At 135 s the job goes back to step 120. At 199 s, 9 files are newer than that of step 90, not 10."""
+    early = at("95 s", effect="corruption", found_after="104 s")
+    late = at("125 s", effect="corruption", found_after="10 s")
+    seen: list[Attempt] = []
+    attempts(failing(early, late), job(checkpoints=Checkpoints(10, keep=keep)), seed=0, observe=seen.append)
+    assert [(each.first_step, each.last_step) for each in seen] == [(0, 135), (120, 184), (resumed, 300)]
+
+
 @pytest.mark.parametrize(("notice", "repeated"), [(None, 0), ("5 s", 0), ("3 s", 3)])
 def test_a_planned_interruption_repeats_steps_only_without_time_to_save(notice: str | None, repeated: int) -> None:
     """Saving waits for the file before until 103 s, and takes 3 s. Otherwise the job trains until 104 s."""
@@ -181,6 +191,14 @@ def test_without_a_scheduler_a_job_waits_for_repairs() -> None:
     recovery = {"swap": "1 s", "repair": "500 s"}
     found = suffered(failing(causes, recovery=recovery, on_failure="spare", spares=1), job(n_steps=5000))
     assert found.seconds["infrastructure_recovery"] == 1.0 + 400.0 + 1.0
+
+
+def test_all_nodes_that_were_lost_are_replaced_when_a_recovery_is_interrupted() -> None:
+    """The second node is lost while the first loss is not yet noticed; so no spare is left for the third."""
+    recovery = {"detect": "10 s", "swap": "1 s", "schedule": "100 s"}
+    lost = at("10 s", "15 s", "200 s", effect="node", of="node", ranks=[0, 2, 4])
+    found = suffered(failing(lost, recovery=recovery, on_failure="spare", spares=2), job(checkpoints=Checkpoints(10)))
+    assert found.seconds["infrastructure_recovery"] == 5.0 + 10.0 + 1.0 + 10.0 + 100.0
 
 
 def test_evicting_a_group_takes_its_nodes_from_the_spares() -> None:
@@ -221,6 +239,17 @@ def test_a_file_survives_what_its_place_survives() -> None:
     ):
         files = Checkpoints(30, survives=survives)  # type: ignore[arg-type]
         assert suffered(failing(cause), job(checkpoints=files)).n_repeated == 100 - resumed, (survives, cause)
+
+
+def test_files_in_memory_are_lost_with_a_node_that_goes_during_the_recovery() -> None:
+    files = Checkpoints(30, survives="process")
+    both = failing(at("100 s"), at("105 s", effect="node"), recovery={"start": "20 s"})
+    found = suffered(both, job(checkpoints=files))
+    assert (found.n_repeated, found.seconds["wasted_progress"], found.total_s) == (
+        80,
+        80.0,
+        20.0 + 80.0 + 5.0 + 20.0 + 300.0,
+    )
 
 
 # ---------------------------------------------------------------- with a replica less
@@ -277,3 +306,70 @@ def test_a_replica_is_copied_from_another_one() -> None:
 def test_who_shards_over_all_ranks_has_no_replica_to_go_on_with(policy: dict) -> None:
     with pytest.raises(ScenarioError, match="all ranks hold one replica of the model together"):
         attempts(failing(at("1 s"), **policy), job(), seed=0)
+
+
+# ---------------------------------------------------------------- random failures
+
+AGAIN = {"probability": 0.3, "after": "60 s"}
+EFFECTS = [
+    {"cause": "gpu", "of": "gpu", "rate": "400 per year", "effect": "node"},
+    {"cause": "software", "of": "job", "rate": "1 per 2 h", "effect": "process", "again": AGAIN},
+    {"cause": "rack", "of": "domain", "domain_nodes": 2, "rate": "1 per 9 h", "effect": "node"},
+    {"cause": "lemons", "of": "node", "rate": "1 per 9 h", "effect": "process", "worst": {"nodes": 1, "share": 0.7}},
+    {"cause": "hang", "of": "job", "rate": "1 per 9 h", "effect": "hang"},
+    {"cause": "slow", "of": "gpu", "rate": "1 per 40 h", "effect": "slow", "factor": 1.7, "found_after": "30 min"},
+    {"cause": "still", "of": "node", "rate": "1 per 9 h", "effect": "flap", "share": 0, "lasts": "70 s"},
+    {"cause": "flap", "of": "node", "rate": "1 per 9 h", "effect": "flap", "share": 0.5, "lasts": "10 min"},
+    {"cause": "corruption", "of": "gpu", "rate": "1 per 200 h", "effect": "corruption", "found_after": "40 min"},
+    {"cause": "spot", "of": "node", "rate": "1 per 20 h", "effect": "planned", "notice": "30 s", "lasts": "20 min"},
+]  # fmt: skip
+RECOVERY = {
+    "detect": "10 s",
+    "timeouts": {"collective": "10 min"},
+    "diagnose": "20 s",
+    "schedule": "5 min",
+    "swap": "10 s",
+    "repair": "2 h",
+    "exclude_after": 2,
+    "start": "30 s",
+    "connect": "2 s",
+    "load": "40 s",
+    "warm_up": "15 s",
+    "alerts": {"count": 2, "within": "1 h"},
+    "tries": {"success": 0.8, "most": 3, "back_off": "30 s", "by_hand": "1 h"},
+}
+POLICIES = [
+    {"on_failure": "restart"},
+    {"on_failure": "spare", "spares": 2},
+    {"on_failure": "continue"},
+    {"on_failure": "continue", "spares": 2, "step_factor": 1.1},
+    {"on_failure": "spare", "spares": 2, "recovery": {**RECOVERY, "state": "replica"}},
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: "-".join(map(str, list(policy.values())[:2])))
+@pytest.mark.parametrize("average_every", [1, 16])
+def test_time_is_spent_once_whatever_comes_together(policy: dict, average_every: int) -> None:
+    failures = failing(*EFFECTS, **({"recovery": RECOVERY} | policy))
+    files = Checkpoints(120, stall_s=2.0, write_s=30.0, keep=30)
+    for length in ({"n_steps": None, "horizon_s": 5 * DAY_S}, {"n_steps": 20_000}):
+        of = job(ranks_per_replica=2, average_every=average_every, checkpoints=files, slowed={"flap": 1.4}, **length)
+        found = suffered(failures, of, seed=3)
+        assert attempts(failures, of, seed=3) == found
+        if of.horizon_s:
+            assert all(each.n_failures for each in found.by_cause.values())
+            assert found.total_s == of.horizon_s
+        else:
+            assert found.n_steps == of.n_steps
+
+
+def test_policies_and_jobs_suffer_the_same_failures() -> None:
+    causes = EFFECTS[:1]
+    counts = {
+        suffered(failing(*causes, recovery=RECOVERY, **policy), of).by_cause["gpu"].n_failures
+        for policy in POLICIES[:3]
+        for step_s in (0.7, 2.0)
+        for of in (job(step_s=step_s, ranks_per_replica=2, n_steps=None, horizon_s=20 * DAY_S),)
+    }
+    assert len(counts) == 1
+    assert counts.pop() > 100

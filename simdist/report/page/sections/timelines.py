@@ -130,8 +130,7 @@ def timeline_section(
     Args:
         traces: Traces by their names in the page, such as `simulated` and `measured` -> trace; one, or two of one plan.
         element_id: The id of the element, unlike all others in the page.
-        ranks_per_node: Consecutive ranks that share a node, to choose ranks by node. By default that of the plan's data
-            set, if it has one.
+        ranks_per_node: Consecutive ranks that share a node. By default that of the plan's data set.
         steps: Consecutive steps that are shown, from the end of the step before; all if None.
 
     Raises:
