@@ -284,6 +284,7 @@ def of_comparisons(study: Study, folder: Path) -> dict[str, Found]:
     unsure = result("compare", write(folder / "unsure.yaml", open_ends))["rows"]
     unsure += result("compare", write(folder / "dropping.yaml", DROPPING), "--baseline", "local_sgd")["rows"]
     unsure += result("compare", write(folder / "sharded.yaml", SHARDED), "--baseline", "fsdp")["rows"]
+    unsure += result("compare", write(folder / "failing.yaml", FAILING), "--seeds", 1)["rows"]
     return {
         "simdist compare": keys([found]),
         "A schedule among others": keys(rows + alone + unsure),
@@ -398,8 +399,13 @@ def of_sweeps(study: Study, folder: Path) -> dict[str, Found]:
     write(folder / "shared.yaml", SHARDED)
     result("sweep", sharded, "-o", folder / "shards", "--workers", 0)
     remarks = result("results", folder / "shards")["remarks"]
-    kept = [line for name in ("sweep", "dropped", "shards") for line in lines(folder / name / "rows.jsonl")]
-    alone, both = (result("results", *folders) for folders in ([done], [done, study.runs, folder / "dropped"]))
+    failing = write(folder / "fails.yaml", "{scenario: failing.yaml, vary: {steps: [2, 4]}}")
+    write(folder / "failing.yaml", FAILING)
+    result("sweep", failing, "-o", folder / "failed", "--workers", 0)
+    folders = "sweep", "dropped", "shards", "failed"
+    kept = [line for name in folders for line in lines(folder / name / "rows.jsonl")]
+    everything = [done, study.runs, folder / "dropped", folder / "failed"]
+    alone, both = (result("results", *some) for some in ([done], everything))
     fastest = keys(result("results", done, "--fastest")["rows"])
     varied = {"cluster.nodes", "workload.batch_size", "steps"}
     rows = keys(both["rows"])
@@ -696,7 +702,7 @@ def test_frames_that_have_the_columns_of_a_command_have_all_of_them(study: Study
     tables = documented()
     rows = frame(compare(load(study.scenario), baseline="sync+naive", n_seeds=2))
     of_some = {"epochs", "added_s", "links_s", "shares", "late", "gradients_used"}
-    of_some |= {"step_s_range90", "speedup_range90", "memory_nbytes", "memory_of_nbytes"}
+    of_some |= {"step_s_range90", "speedup_range90", "memory_nbytes", "memory_of_nbytes", "goodput", "ettr"}
     of_facets = {"epoch_first_s", "epoch_last_s", "checkpoints_add_s", "links_add_s"}
     pairs = {"step_s_ci95", "speedup_ci95"}
     ends = {"step_s_ci95_low", "step_s_ci95_high", "speedup_ci95_low", "speedup_ci95_high"}
