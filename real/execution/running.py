@@ -143,6 +143,7 @@ def perform_run(
             buffers=program.buffers,
             recording=Recording(parts, by_all=True),
             kernels_from=program.kernels_from,
+            begins_freed=program.gives_back,
         )
     made = program.make(session.memory, guard.failed)
     if attempt is not None:

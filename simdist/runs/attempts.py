@@ -234,6 +234,7 @@ class _Run:
     corrupt: list[tuple[Failure, int, int]] = field(default_factory=list)
     absent: dict[int, int] = field(default_factory=dict)
     to_replace: list[Failure] = field(default_factory=list)
+    all_there_s: float = 0.0
     n_timers: int = 0
     n_attempts: int = 0
     n_repeated: int = 0
@@ -396,7 +397,7 @@ class _Run:
         notice_s = self.cause_of(failure).notice_s
         can_save = self.steps.closing_s() <= (math.inf if notice_s is None else notice_s)
         if self._others_go_on(failure):
-            self._leave(failure, is_planned=True)
+            self._leave_at_average(failure)
         elif self.job.checkpoints is not None and can_save:
             self.steps.close()
             self._restart(failure, self.steps.done)
@@ -408,7 +409,7 @@ class _Run:
     def _lose(self, failure: Failure) -> None:
         """Lose processes or nodes at once."""
         if self._others_go_on(failure):
-            self._leave(failure, is_planned=False)
+            self._leave(failure)
         else:
             self._restart(failure, self._usable(failure))
 
@@ -454,12 +455,17 @@ class _Run:
         self._set_pace()
 
     def _recovery(self, failure: Failure) -> Iterator[TimedPart]:
-        """Yield the parts of a recovery."""
-        recovery = self.failures.recovery
+        """Yield the parts of a recovery of all ranks, which waits for all nodes."""
         self.to_replace.append(failure)
         yield from parts_of.finding(self.failures, failure)
-        yield "infrastructure_recovery", max(map(self._replaced, self.to_replace))
+        replaced_s = max(map(self._replaced, self.to_replace))
         self.to_replace.clear()
+        yield "infrastructure_recovery", max(replaced_s, self.all_there_s - self.steps.now_s)
+        yield from self._starting(failure)
+
+    def _starting(self, failure: Failure) -> Iterator[TimedPart]:
+        """Yield the parts from the moment when all nodes are there."""
+        recovery = self.failures.recovery
         files = self.job.checkpoints
         load_s = recovery.load_s if recovery.load_s is not None else files.load_s if files else 0.0
         starting = parts_of.starting(recovery, self.job.n_ranks, load_s if self.steps.done else 0.0)
@@ -555,29 +561,38 @@ class _Run:
             return False
         return len({*self.absent, *self._replicas(failure)}) < self.job.n_replicas
 
-    def _leave(self, failure: Failure, *, is_planned: bool) -> None:
-        """Let replicas leave: at once, or at the next average if there are several steps between two."""
+    def _leave_at_average(self, failure: Failure, n_attempts: int | None = None) -> None:
+        """Let replicas leave as announced: after the next average, so that nothing is lost."""
+        if n_attempts is None:
+            self.at_step(self._next_average(), partial(self._leave_at_average, failure, self.n_attempts))
+        elif n_attempts == self.n_attempts and self._others_go_on(failure):
+            self._return_later(failure)
+            self._set_pace()
+            self._pause(failure, *self._connecting())
+
+    def _leave(self, failure: Failure) -> None:
+        """Lose replicas at once; the others notice it in the step, or at the next average if that is later."""
         steps = self.steps
-        leaving = [each for each in self._replicas(failure) if each not in self.absent]
-        notice_s = [seconds for _, seconds in ([] if is_planned else parts_of.finding(self.failures, failure)[:1])]
-        known_s = steps.now_s + math.fsum(notice_s)
-        every = self.job.average_every
-        if every == 1 and not is_planned:
+        n_leaving = len([each for each in self._replicas(failure) if each not in self.absent])
+        _, unnoticed_s = parts_of.finding(self.failures, failure)[0]
+        noticed_s = steps.now_s + unnoticed_s
+        if self.job.average_every == 1:
             self._charge(failure, "wasted_progress", steps.lose_part())
         self._return_later(failure)
-        if not leaving:
-            return
-        since = steps.position % every
-        lost = 0.0 if is_planned else since * len(leaving) / self.job.n_replicas
-        boundary = math.ceil(steps.position / every) * every
-        self._set_pace(lost_samples=lost)
-        self.at_step(boundary, partial(self._form_again, failure, known_s, self.n_attempts))
+        if n_leaving:
+            self._set_pace(lost_samples=steps.position % self.job.average_every * n_leaving / self.job.n_replicas)
+            self.at_step(self._next_average(), partial(self._form_again, failure, noticed_s, self.n_attempts))
 
-    def _form_again(self, failure: Failure, known_s: float, n_attempts: int) -> None:
+    def _next_average(self) -> int:
+        """Return the step after which replicas meet next."""
+        every = self.job.average_every
+        return math.ceil(self.steps.position / every) * every
+
+    def _form_again(self, failure: Failure, noticed_s: float, n_attempts: int) -> None:
         """Wait until the others know that a replica has left, and form their groups without it."""
         if n_attempts != self.n_attempts:
             return
-        self._pause(failure, "infrastructure_recovery", known_s - self.steps.now_s)
+        self._pause(failure, "infrastructure_recovery", noticed_s - self.steps.now_s)
         self._pause(failure, *self._connecting())
 
     def _connecting(self) -> TimedPart:
@@ -592,7 +607,11 @@ class _Run:
 
     def _return_later(self, failure: Failure) -> None:
         """Begin the recovery of the replicas that a failure hit, beside the training of the others."""
-        seconds = math.fsum(seconds for _, seconds in self._recovery(failure))
+        there_s = math.fsum(seconds for _, seconds in parts_of.finding(self.failures, failure)) + self._replaced(
+            failure
+        )
+        self.all_there_s = max(self.all_there_s, self.steps.now_s + there_s)
+        seconds = there_s + math.fsum(of_part_s for _, of_part_s in self._starting(failure))
         self.n_timers += 1
         for each in self._replicas(failure):
             self.absent[each] = self.n_timers
@@ -602,9 +621,7 @@ class _Run:
     def _is_ready(self, failure: Failure, token: int) -> None:
         """Let replicas that are ready again join at the next average."""
         if token in self.absent.values():
-            every = self.job.average_every
-            boundary = math.ceil(self.steps.position / every) * every
-            self.at_step(boundary, partial(self._join, failure, token))
+            self.at_step(self._next_average(), partial(self._join, failure, token))
 
     def _join(self, failure: Failure, token: int) -> None:
         """Take replicas back."""
