@@ -136,6 +136,7 @@ def open_session(
     in_place: Mapping[str, str] = MappingProxyType({}),
     recording: Recording | None = None,
     kernels_from: int = KERNELS_FROM,
+    begins_freed: bool = False,
 ) -> Session:
     """Make the parts of a run that follow the connection, the plan and the delays. All ranks take part.
 
@@ -147,6 +148,7 @@ def open_session(
         in_place: Buffers that share the memory of another; see `Memory`.
         recording: Where to record times. None records nothing.
         kernels_from: See `real.kernels.topk.TopK`.
+        begins_freed: See `Memory`.
 
     Raises:
         RunError: There is not enough memory, times cannot be recorded, a rank is missing, or see
@@ -160,6 +162,7 @@ def open_session(
         scratch_nbytes=scratch_nbytes(plan) + transforms.selecting_nbytes(plan, connection.device, kernels_from),
         in_place=in_place,
         kernels_from=kernels_from,
+        begins_freed=begins_freed,
     )
     world = _make_world(connection, plan)
     recorder = None if recording is None else _make_recorder(connection, plan, recording)

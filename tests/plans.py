@@ -263,6 +263,8 @@ def _op(
             return ops.Delay(draw(st.sampled_from(list(channels)))) if channels else None
         case "Wait":
             return ops.Wait(draw(st.sampled_from(written)))
+        case "KernelLaunch":
+            return ops.KernelLaunch(draw(st.sampled_from(["backward", "collective"])), draw(st.integers(0, 3)))
         case "Save":
             srcs = draw(st.lists(st.sampled_from(dense), min_size=1, max_size=2, unique=True))
             file = draw(st.sampled_from([None, "batch.0", "batch.1"]))

@@ -1,9 +1,11 @@
-"""Programs and watches that do nothing, or what a test wants, and the executor with them."""
+"""Programs, watches and CUDA streams that do nothing, or what a test wants, and the executor with them."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
+import pytest
 import torch
 
 from real.buffers.memory import Memory
@@ -26,7 +28,67 @@ from simdist.plan import (
 from simdist.plan.group import Group
 
 CPU = torch.device("cpu")
+GPU = torch.device("cuda", 0)
 IN_THREAD = Lanes(CPU, collectives_block=True)
+
+
+class Stream:
+    """A CUDA stream."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device
+
+    def wait_event(self, event: "Event") -> None:
+        pass
+
+    def record_event(self) -> "Event":
+        return Event()
+
+
+class Event:
+    """An event of a stream, which happens when it was asked for a few times."""
+
+    n_events = 0
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        Event.n_events += 1
+        self.number = Event.n_events
+        self.n_queries = 0
+
+    def record(self, stream: Stream) -> None:
+        pass
+
+    def query(self) -> bool:
+        self.n_queries += 1
+        return self.n_queries > 3
+
+    def elapsed_time(self, later: "Event") -> float:
+        return 1e3 * (later.number - self.number)
+
+
+class Cuda:
+    """What the executor takes of `torch.cuda`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.default = Stream()
+        self._of_thread = threading.local()
+        monkeypatch.setattr(torch.cuda, "Stream", Stream)
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: self.current)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+        monkeypatch.setattr(torch.cuda, "stream", self.on)
+
+    @property
+    def current(self) -> Stream:
+        return getattr(self._of_thread, "current", self.default)
+
+    @contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        before, self._of_thread.current = self.current, stream
+        try:
+            yield
+        finally:
+            self._of_thread.current = before
 
 
 class QuietWatch:

@@ -56,8 +56,8 @@ def by_sharded_plan(
     """Train on this rank; return the whole parameters, and bytes of buffers: all of them, the most held, those left."""
     rank = dist.get_rank()
     module, optimizer = training.make(rank)
-    memory = PoisonedMemory(plan, CPU, Binding.buffers_of(plan))
-    all_nbytes = memory.held_nbytes
+    memory = PoisonedMemory(plan, CPU, Binding.buffers_of(plan), begins_freed=True)
+    all_nbytes = sum(plan.buffer(name).nbytes for name in Binding.buffers_of(plan))
     world = ProcessWorld(groups_of(plan), timeout_s=30.0)
 
     def batch(number: int) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,8 @@ step.
 
 import copy
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, TypeAlias, final
@@ -19,6 +20,7 @@ from typing import Literal, TypeAlias, final
 import torch
 from torch import Tensor
 
+from real.buffers.lives import in_order_nbytes, short_lived
 from real.kernels.graphs import Graphs
 from real.kernels.topk import KERNELS_FROM
 from simdist.errors import RunError
@@ -60,6 +62,7 @@ class Memory:
         scratch_nbytes: Memory that collectives or computing will need on the device besides the buffers.
         in_place: Name of a buffer -> name of the buffer that it shares memory with, see `buffers_in_place`.
         kernels_from: See `real.kernels.topk.TopK`.
+        begins_freed: Short-lived buffers of a sharded plan begin without memory.
 
     Attributes:
         device: As given.
@@ -81,6 +84,7 @@ class Memory:
         scratch_nbytes: int = 0,
         in_place: Mapping[str, str] = MappingProxyType({}),
         kernels_from: int = KERNELS_FROM,
+        begins_freed: bool = False,
     ) -> None:
         wanted = [buffer for buffer in plan.buffers if buffer.name in names and buffer.name not in in_place]
         self.device = device
@@ -89,7 +93,8 @@ class Memory:
         self.graphs = Graphs(device) if device.type == "cuda" else None
         self._buffers = {buffer.name: buffer for buffer in wanted}
         self._kept: frozenset[str] = frozenset()
-        self._check_fits(plan, scratch_nbytes)
+        freed = short_lived(plan) & self._buffers.keys() if begins_freed else set()
+        self._check_fits(plan, freed, scratch_nbytes)
         units = distinct_counts(plan)
         self._dense: dict[str, Tensor] = {}
         self._sparse: dict[str, _SparseTensor] = {}
@@ -99,6 +104,8 @@ class Memory:
                 self._sparse[buffer.name] = _SparseTensor(values, self._zeros(buffer, torch.int32), units[buffer.name])
             else:
                 self._dense[buffer.name] = values
+            if buffer.name in freed:
+                self.give_back(buffer.name)
         self._dense.update({name: self._dense[other] for name, other in in_place.items() if name in names})
 
     def __contains__(self, name: object) -> bool:
@@ -143,6 +150,16 @@ class Memory:
         padding = self._buffers[name].padding
         tensor[..., tensor.shape[-1] - padding :].zero_()
 
+    @contextmanager
+    def lent(self, names: Iterable[str]) -> Iterator[None]:
+        """Let dense buffers have memory in a block. Those without memory get some, and give it back afterwards."""
+        taken = [name for name in dict.fromkeys(names) if name in self._dense and not self.is_held(name)]
+        for name in taken:
+            self.take(name)
+        yield
+        for name in taken:
+            self.give_back(name)
+
     def own_slice(self, name: str, whole: Tensor, rank: int) -> Tensor:
         """Return the slice of a whole that a rank has in a sharded buffer.
 
@@ -176,11 +193,12 @@ class Memory:
         shape = (buffer.count,) if self.n_ranks is None else (self.n_ranks, buffer.count)
         return torch.zeros(shape, dtype=dtype, device="cpu" if on_host else self.device, pin_memory=pinned)
 
-    def _check_fits(self, plan: Plan, scratch_nbytes: int) -> None:
+    def _check_fits(self, plan: Plan, freed: Collection[str], scratch_nbytes: int) -> None:
         on_gpu = self.device.type == "cuda"
         for place, free_nbytes in (("device", _free_nbytes(self.device)), ("host", _free_nbytes(torch.device("cpu")))):
-            nbytes = sum(buffer.nbytes for buffer in self._buffers.values() if buffer.place == place)
-            nbytes = nbytes * (self.n_ranks or 1) + (scratch_nbytes if place == "device" else 0)
+            kept = (each for each in self._buffers.values() if each.place == place and each.name not in freed)
+            nbytes = sum(buffer.nbytes for buffer in kept) * (self.n_ranks or 1)
+            nbytes += in_order_nbytes(plan, freed) + scratch_nbytes if place == "device" else 0
             if nbytes > free_nbytes:
                 beside = " and beside them" if scratch_nbytes else ""
                 where = f"{self.device}" if on_gpu and place == "device" else "the host"

@@ -70,10 +70,11 @@ def warm_up_transforms(plan: Plan, memory: Memory) -> None:
     """
     for op in dict.fromkeys(op for body in plan.bodies for op in body if isinstance(op, Transform)):
         tensors = [tensor for name in ops.writes(op) for tensor in memory.tensors(name)]
-        before = [tensor.clone() for tensor in tensors]
-        transform(memory, op, step=0, rank=0)
-        for tensor, contents in zip(tensors, before, strict=True):
-            tensor.copy_(contents)
+        with memory.lent((*ops.reads(op), *ops.writes(op))):
+            before = [tensor.clone() for tensor in tensors]
+            transform(memory, op, step=0, rank=0)
+            for tensor, contents in zip(tensors, before, strict=True):
+                tensor.copy_(contents)
         if memory.graphs is not None and memory.n_ranks is None and isinstance(op, _OnSparse):
             memory.graphs.record(op, op.lane, _tensors(memory, op), partial(_enqueue, memory, op))
 

@@ -238,7 +238,7 @@ class Executor:
         self._streams.check()
         if isinstance(instance.op, ops.Tick):
             self._ticks.submitted(instance)
-        self._streams.lane(instance).submit(instance)
+        self._streams.submit(instance)
 
     def _execute(self, instance: Instance) -> None:
         """Perform an instance in its lane."""
@@ -289,6 +289,8 @@ class Executor:
                 self._ticks.wait(instance)
             case ops.Delay():
                 self._delays.sleep(op, step)
+            case ops.KernelLaunch():
+                self._program.launch(op)
             case ops.Wait() | ops.Forward() | ops.Backward():  # done when its dependencies are; passes are elsewhere
                 pass
             case _:

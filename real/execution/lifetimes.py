@@ -22,8 +22,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
+from real.buffers.lives import short_lived
 from real.buffers.memory import Memory
-from simdist.plan import Body, Instance, Plan, ops
+from simdist.plan import Body, Instance, Plan
 from simdist.plan.lanes import HOST
 from simdist.plan.liveness import uses
 from simdist.plan.walk import walk
@@ -252,22 +253,6 @@ def _covers(last: Mapping[str, int], instances: Mapping[str, int]) -> bool:
 
 def _n_of_two_steps(plan: Plan) -> int:
     return 2 * max(map(len, plan.bodies), default=0)
-
-
-def short_lived(plan: Plan) -> set[str]:
-    """Return the buffers on the device that nothing reads before a step has written them.
-
-    If a model is not sharded there are none: then the gradients of a step are in memory until the next one.
-    """
-    if all(buffer.sharded_over == ops.ALONE for buffer in plan.buffers):
-        return set()
-    found = {buffer.name for buffer in plan.buffers if buffer.place == "device" and not buffer.initialized}
-    for body in plan.bodies:
-        seen: set[str] = set()
-        for op in body:
-            found -= {name for name, is_new in uses(op) if name not in seen and not is_new}
-            seen.update(name for name, _ in uses(op))
-    return found
 
 
 def _lives(body: Body, names: frozenset[str]) -> _BodyLives:

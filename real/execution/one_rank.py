@@ -100,6 +100,7 @@ def perform_among_simulated(
         program.buffers,
         scratch_nbytes=transforms.selecting_nbytes(plan, device, program.kernels_from),
         kernels_from=program.kernels_from,
+        begins_freed=program.gives_back,
     )
     made = program.make(memory, watch.failed)
     on_gpu = device.type == "cuda"

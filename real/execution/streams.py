@@ -9,6 +9,7 @@ from typing import final
 import torch
 
 from real.execution.gpu import GpuClock
+from real.execution.host_times import HostTimes
 from real.execution.lanes import CudaLane, DirectLane, OnEnd, Perform, Performer, ThreadLane
 from real.execution.remaining import RemainingPlan
 from real.recording.recorder import Recorder
@@ -61,10 +62,19 @@ class Streams:
         self._errors: list[BaseException] = []  # from lanes, the first cause first
         self._communicating = {each.stream for each in remaining.plan.lanes if each.kind == "comm"}
         self._lanes = self._made(lanes, performed, has_ticks)
+        _, recorder, _ = performed
+        is_timed = any(isinstance(op, ops.KernelLaunch) for op in remaining.plan.distinct_ops)
+        self._host_times = HostTimes(recorder) if recorder and is_timed else None
 
     def lane(self, instance: Instance) -> Performer:
         """Return the lane that performs an instance."""
         return self._lanes[instance.lane.stream]
+
+    def submit(self, instance: Instance) -> None:
+        """Hand an instance to its lane."""
+        self.lane(instance).submit(instance)
+        if self._host_times:
+            self._host_times.submitted(instance)
 
     def check(self) -> None:
         """Raise the first error of a lane, or RunError if the run has failed."""

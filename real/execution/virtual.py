@@ -291,7 +291,7 @@ class _Ranks:
                 if not self._has_gradients:
                     program.differentiate()  # all of them at the first `Backward` after a forward pass
                 program.fill_bucket(op)
-            case ops.Enter() | ops.Delay() | ops.Wait() | ops.Tick():
+            case ops.Enter() | ops.Delay() | ops.Wait() | ops.Tick() | ops.KernelLaunch():
                 pass
             case ops.AllReduce() | ops.ReduceScatter() | ops.AllGather() | ops.Reduce() | ops.Broadcast():
                 raise TypeError(f"{op} takes all ranks")

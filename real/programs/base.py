@@ -76,6 +76,9 @@ class Program(abc.ABC):
     def load(self, op: ops.Load, number: int) -> None:
         """Read batch `number` into the host buffer `op.dst`."""
 
+    def launch(self, op: ops.KernelLaunch) -> None:  # noqa: B027  (launching takes the time that it takes)
+        """Spend the host's time for launching an operation, if the program does not launch it itself."""
+
     @abc.abstractmethod
     def perform(self, op: Computation, step: int) -> None:
         """Perform an operation in the stream of the plan; `StageIn` ends when all ranks of the node have done it."""

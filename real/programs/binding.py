@@ -123,7 +123,8 @@ class Binding:
         (mine,) = (name for name, home in self._homes_of.items() if home.tensors == buffer.tensors)
         own = self._memory.dense(mine)
         held = self._memory.dense(buffer.name)
-        return [(own[place], held[place]) for _, _, place in self._own_pieces(buffer)]
+        with self._memory.lent([mine, buffer.name]):
+            return [(own[place], held[place]) for _, _, place in self._own_pieces(buffer)]
 
     def give_gradients(self, op: ops.Optimize) -> None:
         """Give an update the gradients that it names, and remove those of other parameters, so that it skips them."""
@@ -244,6 +245,8 @@ class Binding:
 
     def _lay(self, buffer: Buffer) -> None:
         """Move the parameters into their buffer, with their previous strides."""
+        if not self._memory.is_held(buffer.name):
+            self._memory.take(buffer.name)
         for parameter, view in zip(self.parameters_of(buffer), self._views(buffer), strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
@@ -268,7 +271,8 @@ class Binding:
 
     def _views(self, buffer: Buffer) -> list[Tensor]:
         """Return the part of a buffer for each of its tensors, in the tensor's shape; padding is left out."""
-        return self._parts(self._memory.dense(buffer.name), buffer)
+        with self._memory.lent([buffer.name]):  # torch makes no part of a tensor without memory
+            return self._parts(self._memory.dense(buffer.name), buffer)
 
     def _parts(self, flat: Tensor, buffer: Buffer) -> list[Tensor]:
         """Return the part of a flat tensor for each tensor of the buffer that it is like."""

@@ -48,6 +48,10 @@ class EmulatedProgram(Program):
         seconds = self.load_s(op, number) if self.load_s and op not in self.seconds else self._seconds_of(op)
         sleep_s(seconds, self.interrupted)
 
+    def launch(self, op: ops.KernelLaunch) -> None:
+        """Sleep for as long as launching takes."""
+        sleep_s(self._seconds_of(op), self.interrupted)
+
     def perform(self, op: Computation, step: int) -> None:
         """Stage the node's files, or write a file, or spend the duration of the operation in its stream."""
         if isinstance(op, ops.StageIn) and self.feed is not None:

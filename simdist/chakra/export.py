@@ -119,7 +119,7 @@ class NodeTemplates:
         """Return a node with the name, the type and the attributes of an operation on a rank."""
         kind = NodeType.COMM_COLL if _communicates(op) else _MEMORY_NODES.get(type(op), NodeType.COMP)
         node = message_classes().node(name=op_text(op), type=kind)
-        add_attribute(node, "is_cpu_op", "bool", isinstance(op, ops.Delay) and op.channel != "compute")
+        add_attribute(node, "is_cpu_op", "bool", _is_of_cpu(op))
         if _communicates(op):
             self._add_communication(node, op, rank)
         else:
@@ -287,6 +287,10 @@ class _Order:
         if not has_node:
             self._stand_ins[instance.index] = deps
         return deps
+
+
+def _is_of_cpu(op: Op) -> bool:
+    return isinstance(op, ops.KernelLaunch) or (isinstance(op, ops.Delay) and op.channel != "compute")
 
 
 def _has_node(op: Op, seconds: float, rank: int) -> bool:

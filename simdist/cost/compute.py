@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import ScenarioError
-from simdist.plan import Buffer, Copy, Densify, LowRank, Optimize, Select, TrustRatios
+from simdist.plan import Buffer, Copy, Densify, KernelLaunch, LowRank, Op, Optimize, Select, TrustRatios
+from simdist.plan.ops import launch_kind
 from simdist.plan.optimizers import OPTIMIZERS
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.scenario.cluster import Cluster
@@ -64,6 +65,7 @@ class ComputeCost:
     def __init__(self, workload: Workload, cluster: Cluster) -> None:
         self._workload = workload
         self._device = cluster.device
+        self._launches = cluster.host.launches
         speed = cluster.device_speed()
         self._speed: float | NDArray[np.float64] = float(speed[0]) if (speed == speed[0]).all() else speed
         weights = np.array([tensor.flops for tensor in workload.tensors], dtype=np.float64)
@@ -86,19 +88,38 @@ class ComputeCost:
         forward_s = np.array([tensor.forward_s for tensor in workload.tensors if tensor.forward_s is not None])
         if forward_s.any():
             self._share_before = _share_before(forward_s)
-        factor = self._of_batch(self.forward_s + self.backward_s)
-        self.forward_s *= factor
-        self.backward_s *= factor
+        if workload.stated_forward_s is not None:  # the other times are of this batch size
+            self.forward_s *= workload.batch_over_measured
+            self.backward_s *= workload.batch_over_measured
 
-    def _of_batch(self, stated_s: float) -> float:
-        """Return what multiplies the seconds of passes: their batch size, and the host that launches their kernels."""
-        workload = self._workload
-        ratio = workload.batch_over_measured
-        is_measured = workload.has_seconds and ratio == 1
-        if not stated_s or is_measured:
-            return 1.0
-        factor = ratio if workload.stated_forward_s is not None else 1.0  # the other times are of this batch size
-        return max(factor, workload.launch_s / stated_s)
+    @property
+    def hides_launches(self) -> bool:
+        """Whether each pass takes the fastest device at least as long as its host takes to launch it."""
+        launches = self._workload.launches
+        fastest = float(np.max(self._speed))
+        return (
+            launches.forward_s <= self.forward_s / fastest
+            and launches.backward_s + launches.optimize_s <= self.backward_s / fastest
+        )
+
+    def launch(self, op: KernelLaunch) -> float:
+        """Return the host's seconds for launching an operation: of a pass or an update, by its share of the tensors."""
+        if op.n_tensors:
+            return self._workload.launches.of(op.kind) * op.n_tensors / len(self._workload.tensors)
+        return self._launches.of(op.kind)
+
+    def at_least(self, op: Op, seconds: float | NDArray[np.float64]) -> float | NDArray[np.float64]:
+        """Return the seconds of an operation on the device, not less than what the device states for its kind.
+
+        What takes no time, such as the copy of a rank that copies nothing, stays so.
+        """
+        kind = launch_kind(op)
+        floor_s = self._device.floors.of(kind) if kind else 0.0
+        if not floor_s:
+            return seconds
+        if isinstance(seconds, np.ndarray):
+            return np.where(seconds > 0, np.maximum(seconds, floor_s), seconds)
+        return max(seconds, floor_s)
 
     def _forward_s(self, n_backward: float) -> float:
         """Return the seconds of a forward pass. A backward pass is as much work as `n_backward` of these."""

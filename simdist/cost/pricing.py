@@ -207,8 +207,14 @@ class _Pricing:
 
     def cost(self, op: ops.Op) -> OpCost:
         cost = self._cost(op)
+        if isinstance(cost, Local):
+            cost = Local(self._compute.at_least(op, cost.seconds))
         host = self._cluster.host
-        if not host.is_charged or not isinstance(cost, Local) or isinstance(op, ops.Enter | ops.Delay | ops.Tick):
+        if (
+            not host.is_charged
+            or not isinstance(cost, Local)
+            or isinstance(op, ops.Enter | ops.Delay | ops.Tick | ops.KernelLaunch)
+        ):
             return cost
         return Local(cost.seconds + self._cluster.ranks_per_core * host.handover_s)
 
@@ -258,6 +264,8 @@ class _Pricing:
             case ops.Save():
                 nbytes = sum(self._buffer(name).nbytes for name in op.srcs)
                 return self._request(op.to, nbytes, inward=False, by=op.by)
+            case ops.KernelLaunch():
+                return Local(self._compute.launch(op))
             case ops.Enter() | ops.Delay() | ops.Wait() | ops.Tick():  # ticks: see `simdist.plan.ops`
                 return Local(0.0)
             case _:

@@ -119,7 +119,7 @@ def _lane_problems(op: ops.Op) -> Iterator[str]:
 def _kinds_for(op: ops.Op) -> tuple[LaneKind, ...]:
     """Return the kinds of lanes that an operation may run on."""
     match op:
-        case ops.Enter():
+        case ops.Enter() | ops.KernelLaunch():
             return ("host",)
         case ops.Wait():
             return ("host", "compute", "comm")
@@ -235,6 +235,9 @@ def _op_problems(  # noqa: C901, PLR0915 (one `match` over all operations)
         case ops.Delay():
             if op.micro_batch is not None and op.micro_batch < 0:
                 yield f"delays micro-batch {op.micro_batch}; they are counted from 0"
+        case ops.KernelLaunch():
+            if op.n_tensors < 0:
+                yield f"launches kernels of {op.n_tensors} tensors; they are 0 or more"
         case ops.Enter() | ops.Wait():
             pass
         case _:

@@ -23,6 +23,22 @@ Algorithm: TypeAlias = str  # of a collective: `auto`, or see `simdist.plan.algo
 SelectMethod: TypeAlias = Literal["exact", "mstopk", "dgc"]
 Destination: TypeAlias = Literal["storage", "disk", "peer"]
 Optimizer: TypeAlias = Literal["inner", "outer"]
+LaunchKind: TypeAlias = Literal[
+    "forward",
+    "backward",
+    "optimize",
+    "trust_ratios",
+    "select",
+    "merge",
+    "densify",
+    "low_rank",
+    "copy",
+    "pack",
+    "unpack",
+    "collective",
+    "event",
+    "graph",
+]
 
 _TICK_SLACK = 1e-9  # of a period: rounding may have moved a time from a tick to just after it
 _ROUNDING = 2.0**-48  # of the number of a tick, which after millions of them is more
@@ -432,6 +448,20 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelLaunch:
+    """Take the host's time for launching an operation (host): see `simdist.plan.launches`.
+
+    Args:
+        kind: What is launched. `collective`: any; `copy`: also a combination; `event`: one that a stream waits for;
+            `graph`: a CUDA graph.
+        n_tensors: Of a pass or an update: the tensors whose kernels are launched.
+    """
+
+    kind: LaunchKind
+    n_tensors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Save:
     """Write `srcs` to a file, such as a checkpoint (kind of lane: save).
 
@@ -471,6 +501,7 @@ Op: TypeAlias = (
     | Tick
     | Delay
     | Wait
+    | KernelLaunch
     | Save
 )
 
@@ -478,11 +509,30 @@ Op: TypeAlias = (
 #: The lane of the delays of each channel.
 _OF_CHANNEL: dict[Channel, Lane] = {"host": HOST, "compute": COMPUTE, "backward": COMPUTE, "overlap": COMPUTE, "io": IO}
 
+#: Launches that a rank passes over with its passes, and with its update.
+_OF_PASSES: tuple[LaunchKind, ...] = ("forward", "backward", "graph")
+_OF_UPDATES: tuple[LaunchKind, ...] = ("optimize", "trust_ratios")
+
+_LAUNCHED_AS: dict[type[Op], LaunchKind] = {
+    Forward: "forward",
+    Backward: "backward",
+    Optimize: "optimize",
+    TrustRatios: "trust_ratios",
+    Select: "select",
+    Merge: "merge",
+    Densify: "densify",
+    LowRank: "low_rank",
+    Copy: "copy",
+    Combine: "copy",
+    Pack: "pack",
+    Unpack: "unpack",
+}
+
 
 def lane_of(op: Op) -> Lane:
     """Return the lane that executes `op`."""
     match op:
-        case Enter():
+        case Enter() | KernelLaunch():
             return HOST
         case StageIn():
             return IO
@@ -505,7 +555,7 @@ def reads(op: Op) -> tuple[str, ...]:
     match op:
         case Enter():
             return (op.awaits,) if op.awaits else ()
-        case Load() | StageIn() | Delay():
+        case Load() | StageIn() | Delay() | KernelLaunch():
             return ()
         case Copy() | Unpack() | ReduceScatter() | AllGather() | Densify():
             return (op.src,)
@@ -532,7 +582,7 @@ def reads(op: Op) -> tuple[str, ...]:
 def writes(op: Op) -> tuple[str, ...]:
     """Return the buffers that `op` replaces."""
     match op:
-        case Enter() | StageIn() | Delay() | Wait() | Tick():
+        case Enter() | StageIn() | Delay() | Wait() | Tick() | KernelLaunch():
             return ()
         case Save():
             return (op.dst,) if op.dst else ()
@@ -569,6 +619,8 @@ def is_passed_over(op: Op, enter: Enter | None) -> bool:
     """Tell whether a rank that sits out a step skips an operation of it; `enter` begins the step."""
     if enter is None or (isinstance(op, Delay) and op.channel == "io"):
         return False
+    if isinstance(op, KernelLaunch):
+        return op.kind in _OF_PASSES or (enter.awaits is None and op.kind in _OF_UPDATES)
     return isinstance(op, Forward | Backward | Delay) or (
         enter.awaits is None and isinstance(op, TrustRatios | Optimize)
     )
@@ -595,6 +647,13 @@ def forward_passes(body: tuple[Op, ...]) -> dict[int, tuple[Forward, ...]]:
             found[last] = tuple(parts)
             parts = []
     return found
+
+
+def launch_kind(op: Op) -> LaunchKind | None:
+    """Return as what the host launches an operation; None if it launches nothing on a device."""
+    if isinstance(op, Wait):
+        return None if op.lane.kind == "host" else "event"
+    return "collective" if isinstance(op, COLLECTIVES) else _LAUNCHED_AS.get(type(op))
 
 
 def micro_batches(body: tuple[Op, ...]) -> tuple[int, ...]:

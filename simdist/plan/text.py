@@ -96,6 +96,8 @@ def _arguments(op: ops.Op) -> str:  # noqa: C901 (one `match` over all operation
             return f"{', '.join(op.srcs)}, every {format_seconds(op.period_s)}"
         case ops.Wait():
             return op.buffer
+        case ops.KernelLaunch():
+            return op.kind + (f" of {op.n_tensors} {plural(op.n_tensors, 'tensor')}" if op.n_tensors else "")
         case ops.Save():
             return f"{', '.join(op.srcs)}{'' if op.to == 'storage' else f' -> {op.to}'}{_by_whom(op.by)}"
         case _:

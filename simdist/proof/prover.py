@@ -256,7 +256,7 @@ class _Proof:
     def _execute(self, op: ops.Op, state: State, position: int) -> None:  # noqa: C901, PLR0915 (one `match` over all)
         """Execute one operation on the weights."""
         match op:
-            case ops.Enter() | ops.StageIn() | ops.Delay() | ops.Wait() | ops.Tick():
+            case ops.Enter() | ops.StageIn() | ops.Delay() | ops.Wait() | ops.Tick() | ops.KernelLaunch():
                 pass
             case ops.Save():
                 self._now.saved += [(position, name, state[name]) for name in op.srcs]

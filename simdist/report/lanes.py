@@ -24,6 +24,7 @@ TEXT_PT = 9.0
 LEGEND = (
     _DELAY := Style("injected delay", palette.VERMILLION, palette.BLACK, "xxxxx"),
     HOST_BLOCKED := Style("host blocked", palette.PALE_GREY),
+    _LAUNCH := Style("launch", palette.GREY),
     _FORWARD := Style("forward", palette.SKY),
     _BACKWARD := Style("backward", palette.BLUE),
     _OPTIMIZE := Style("optimize", palette.PURPLE, palette.DARK_PURPLE, "\\\\\\\\\\"),
@@ -125,6 +126,8 @@ def style_of(op: ops.Op) -> Style:
             return _DELAY
         case ops.Enter() | ops.Wait():
             return HOST_BLOCKED
+        case ops.KernelLaunch():
+            return _LAUNCH
         case ops.AllReduce() | ops.ReduceScatter() | ops.AllGather() | ops.Reduce() | ops.Broadcast():
             return _TRANSFER
         case _:

@@ -1,6 +1,6 @@
 """From a scenario to the inputs of the engines: job, plan, price list, delays."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Literal
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.cost import Costs, compute_s, price, tensor_backward_s
+from simdist.cost import ComputeCost, Costs, compute_s, price
 from simdist.engines import choose
 from simdist.engines.choose import Engine
 from simdist.engines.observers import WholeTrace
@@ -16,6 +16,7 @@ from simdist.engines.run import Live, run
 from simdist.errors import ScenarioError
 from simdist.plan import Channel, Dataset, Plan
 from simdist.plan.check import check
+from simdist.plan.ops import LaunchKind
 from simdist.proof import prove
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.disturbances import Interference, mean_of_longest
@@ -92,6 +93,7 @@ def job(scenario: Scenario) -> Job:
     workload = scenario.workload
     path = scenario.input
     policy = path.data.policy if path.data else "naive"
+    compute = ComputeCost(workload, cluster)
     return Job(
         world_size=cluster.world_size,
         ranks_per_node=cluster.gpus_per_node,
@@ -108,12 +110,21 @@ def job(scenario: Scenario) -> Job:
         host_waits_for=scenario.host.waits_for,
         run_ahead_steps=scenario.host.run_ahead_steps,
         delay_channels=frozenset(each.on for each in scenario.delays if each),
-        tensor_backward_s=tensor_backward_s(workload, cluster),
+        tensor_backward_s=compute.tensor_backward_s(),
         checkpoint=scenario.checkpoint.of_job(cluster.world_size) if scenario.checkpoint else None,
         speeds=tuple(cluster.device_speed().tolist()),
         compute_dtype=_HALF.get(workload.precision),
         units=workload.sharded_units,
+        launches=frozenset(_launches(scenario, hides_passes=compute.hides_launches)),
     )
+
+
+def _launches(scenario: Scenario, *, hides_passes: bool) -> Iterator[LaunchKind]:
+    """Yield what the host takes time to launch, without what takes the device longer in any case."""
+    of_host = scenario.cluster.host.launches
+    yield from (kind for kind in of_host.stated() if kind != "graph" or scenario.host.graphs)
+    if not (scenario.host.graphs or hides_passes):
+        yield from scenario.workload.launches.stated()
 
 
 def dataset(scenario: Scenario) -> Dataset | None:

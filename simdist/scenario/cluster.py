@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo, model_validator
 
 from simdist.plan.group import MAX_WORLD_SIZE
+from simdist.plan.ops import LaunchKind
 from simdist.scenario.effects import WITHOUT_DATA, Uses
 from simdist.scenario.gpus import Generation, generation_of
 from simdist.scenario.link import Link
@@ -41,6 +42,75 @@ _MAX_GPUS_OF_DOMAIN = 72  # NVIDIA GB200 NVL72
 
 _Index = Annotated[Whole, Field(ge=0)]
 Count = Annotated[Whole, Field(ge=1)]
+SecondsOrNone = Annotated[Seconds, Field(exclude_if=lambda seconds: not seconds)]
+
+
+class SecondsOfKinds(SettingsGroup):
+    """Seconds of operations by their kind, 0 of those that are not stated."""
+
+    def of(self, kind: LaunchKind) -> float:
+        """Return the seconds of a kind."""
+        return float(getattr(self, f"{kind}_s", 0.0))
+
+    def stated(self) -> Iterator[LaunchKind]:
+        """Yield the kinds that take time."""
+        yield from (kind for kind in get_args(LaunchKind) if self.of(kind))
+
+
+class HostLaunches(SecondsOfKinds):
+    """The host's time for launching one operation that is no part of a pass.
+
+    Args:
+        trust_ratios_s: Seconds of the trust ratios of LARS.
+        select_s: Seconds of a selection of the largest entries, with its residual.
+        merge_s: Seconds of summing entries and keeping the largest.
+        densify_s: Seconds of adding entries to a vector.
+        low_rank_s: Seconds of a stage of PowerSGD.
+        copy_s: Seconds of a copy or a sum of buffers.
+        pack_s: Seconds of filling a fusion buffer.
+        unpack_s: Seconds of emptying one.
+        collective_s: Seconds of a call of a collective.
+        event_s: Seconds of letting a stream wait for another one, where a plan does so beside its buffers.
+        graph_s: Seconds of launching a CUDA graph, which holds a pass or an update.
+    """
+
+    trust_ratios_s: SecondsOrNone = 0.0
+    select_s: SecondsOrNone = 0.0
+    merge_s: SecondsOrNone = 0.0
+    densify_s: SecondsOrNone = 0.0
+    low_rank_s: SecondsOrNone = 0.0
+    copy_s: SecondsOrNone = 0.0
+    pack_s: SecondsOrNone = 0.0
+    unpack_s: SecondsOrNone = 0.0
+    collective_s: SecondsOrNone = 0.0
+    event_s: SecondsOrNone = 0.0
+    graph_s: SecondsOrNone = 0.0
+
+
+class DeviceFloors(SecondsOfKinds):
+    """The least time of an operation on the device, however few bytes it moves.
+
+    Args:
+        optimize_s: Seconds of an update.
+        trust_ratios_s: Seconds of the trust ratios of LARS.
+        select_s: Seconds of a selection of the largest entries, with its residual.
+        merge_s: Seconds of summing entries and keeping the largest.
+        densify_s: Seconds of adding entries to a vector.
+        low_rank_s: Seconds of a stage of PowerSGD.
+        copy_s: Seconds of a copy or a sum of buffers.
+        pack_s: Seconds of filling a fusion buffer.
+        unpack_s: Seconds of emptying one.
+    """
+
+    optimize_s: SecondsOrNone = 0.0
+    trust_ratios_s: SecondsOrNone = 0.0
+    select_s: SecondsOrNone = 0.0
+    merge_s: SecondsOrNone = 0.0
+    densify_s: SecondsOrNone = 0.0
+    low_rank_s: SecondsOrNone = 0.0
+    copy_s: SecondsOrNone = 0.0
+    pack_s: SecondsOrNone = 0.0
+    unpack_s: SecondsOrNone = 0.0
 
 
 class Device(Settings):
@@ -58,6 +128,7 @@ class Device(Settings):
             generation. If absent or below 7.0, NCCL's rings are perfect pipelines over the cluster's links.
         orthonormalize_s: Seconds to make one column of a factor orthogonal to those before, and of length 1; if absent
             as memory traffic alone.
+        floors: The least seconds of an operation, however few bytes it moves.
         select_kernels_from: Elements of a vector from which the kernels of `real.kernels` select its largest entries
             faster than `torch.topk`, which serves shorter ones; if absent not measured.
     """
@@ -70,6 +141,7 @@ class Device(Settings):
     speed: Factor = 1.0
     compute_capability: Annotated[Factor, Field(ge=3, lt=20)] | None = None
     orthonormalize_s: Annotated[Seconds | None, Field(exclude_if=lambda seconds: seconds is None)] = None
+    floors: Annotated[DeviceFloors, Field(exclude_if=lambda floors: floors == DeviceFloors())] = DeviceFloors()
     select_kernels_from: Annotated[Count | None, Field(exclude_if=lambda count: count is None)] = None
 
     @property
@@ -277,6 +349,7 @@ class ClusterHost(SettingsGroup):
         collective_s: Seconds of a core that every member of a collective takes besides.
         handover_s: Seconds of a core that every operation takes before it begins: a thread has to wake up. All ranks
             of a machine do so at the same time.
+        launches: Seconds of launching an operation, of the process of a rank: see `Workload.launches` for passes.
         source: Where the numbers are from.
     """
 
@@ -286,6 +359,7 @@ class ClusterHost(SettingsGroup):
     copy_Bps: Annotated[BytesPerSecond, Field(exclude_if=math.isinf)] = math.inf
     collective_s: Annotated[Seconds, Field(exclude_if=lambda seconds: not seconds)] = 0.0
     handover_s: Annotated[Seconds, Field(exclude_if=lambda seconds: not seconds)] = 0.0
+    launches: Annotated[HostLaunches, Field(exclude_if=lambda launches: launches == HostLaunches())] = HostLaunches()
     source: Annotated[str, Field(exclude_if=lambda text: not text)] = ""
 
     @property

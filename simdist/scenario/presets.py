@@ -22,8 +22,8 @@ _RIVALS = {
     "bandwidth": ("table",),
     "efficiency": ("table",),
     "table": ("latency", "bandwidth", "efficiency"),
-    "forward": ("step_times", "measured_batch_size"),
-    "step_times": ("forward", "backward", "measured_batch_size"),
+    "forward": ("step_times", "measured_batch_size", "launches"),
+    "step_times": ("forward", "backward", "measured_batch_size", "launches"),
     "utilization": ("utilization_batch_size", "utilization_ranks"),
 }
 

@@ -71,10 +71,12 @@ class Host(Settings):
             step, but before parameters are averaged, it waits for its own update: `loss.item()` or a timer after
             `optimizer.step()`.
         run_ahead_steps: Steps; None never waits.
+        graphs: Each pass and each update is a CUDA graph, which the host launches at once.
     """
 
     waits_for: Literal["loss", "update"] = "loss"
     run_ahead_steps: Annotated[Whole, Field(ge=0)] | None = 0
+    graphs: Annotated[bool, Field(exclude_if=lambda graphs: not graphs)] = False
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -506,7 +508,8 @@ class Scenario(Settings):
     def unused(self) -> Iterator[str]:
         """Yield a sentence for each setting that has no effect."""
         uses = self.uses
-        for part in (self.host, self.input, self.checkpoint, self.cluster, self.workload):
+        checkpoint = None if self.failures else self.checkpoint  # failures count it beyond the simulated steps
+        for part in (self.host, self.input, checkpoint, self.cluster, self.workload):
             if part is not None:
                 yield from part.unused(uses)
         yield from self._unused_between(uses)

@@ -9,22 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, ValidationInfo, model_validator
 
 from simdist.files import read_content
 from simdist.plan.optimizers import OptimizerName
 from simdist.plan.plan import ITEM_NBYTES
+from simdist.scenario.cluster import SecondsOfKinds, SecondsOrNone
 from simdist.scenario.effects import WITHOUT_DATA, Uses
 from simdist.scenario.transformer import Transformer
 from simdist.schedules.units import ModelUnit, units_of_names, units_of_sizes
 from simdist.settings.base import Fault, Settings, folder_of, refuse, shown
 from simdist.settings.precision import MeasuredBatch, Precision, Utilization
-from simdist.settings.units import Fraction, Nbytes, Seconds, Whole, format_seconds, read_number
+from simdist.settings.units import Fraction, Nbytes, Seconds, Whole, format_seconds, parse_seconds, read_number
 
 #: Passes of a step: a plan has operations for each of them.
 MAX_MICRO_BATCHES = 4096
 
 _COLUMNS = ["name", "count", "flops"]
+_FORWARD = 1 / 3  # of the time of both passes, where only that is known
 _ROWS = "rows"  # a column that may be left out
 #: Keys and attributes that say how long passes take, or at which batch size that was measured.
 TIMES = {"forward", "forward_s", "step_times", "measured_batch_size", "tensors", "tensors_file", "preset", "file"}
@@ -91,6 +93,40 @@ class _Short(str):
         return str(self)
 
 
+class WorkloadLaunches(SecondsOfKinds):
+    """The host's time for launching the kernels of a model, whatever its batch size.
+
+    Args:
+        forward_s: Seconds of a forward pass and its loss.
+        backward_s: Seconds of a backward pass.
+        optimize_s: Seconds of an update.
+    """
+
+    forward_s: SecondsOrNone = 0.0
+    backward_s: SecondsOrNone = 0.0
+    optimize_s: SecondsOrNone = 0.0
+
+    @property
+    def passes_s(self) -> float:
+        """Seconds of a forward and a backward pass."""
+        return self.forward_s + self.backward_s
+
+
+def _of_both_passes(value: object) -> object:
+    """Read one time as that of both passes, a third of it forward."""
+    if not isinstance(value, str):
+        return value
+    seconds = parse_seconds(value)
+    return WorkloadLaunches(forward_s=seconds * _FORWARD, backward_s=seconds * (1 - _FORWARD))
+
+
+_Launches = Annotated[
+    WorkloadLaunches,
+    BeforeValidator(_of_both_passes),
+    Field(exclude_if=lambda launches: launches == WorkloadLaunches()),
+]
+
+
 class Workload(Settings):
     """A model and its batch. Compute time is stated in seconds, or follows from FLOPs and `utilization`.
 
@@ -119,8 +155,8 @@ class Workload(Settings):
             machine loses, and communication that is not hidden.
         step_times: Measured steps of one GPU by batch size, forward, backward and update, at device speed 1: instead of
             `forward_s` and `backward_s`. One third of the passes is forward.
-        launch_s: Seconds in which the host launches the kernels of a forward and a backward pass. Passes take no less,
-            unless their seconds were measured at this batch size.
+        launches: The host's seconds for launching the kernels of a pass and of an update. One time is that of both
+            passes. Without effect if each pass takes its device longer.
         forward_s: Seconds of a forward pass at device speed 1; if absent the sum of the tensors' or, where they state
             none, FLOPs / (peak * utilization).
         backward_s: Seconds of a backward pass; if absent the sum of the tensors' or, where they state none,
@@ -157,7 +193,7 @@ class Workload(Settings):
     kept_activation_nbytes: Annotated[Nbytes | None, Field(exclude_if=lambda nbytes: nbytes is None)] = None
     measured_batch_size: Annotated[Whole | None, Field(ge=1, exclude_if=lambda size: size is None)] = None
     step_times: Annotated[tuple[MeasuredStep, ...], Field(exclude_if=lambda times: not times)] = ()
-    launch_s: Annotated[Seconds, Field(exclude_if=lambda seconds: not seconds)] = 0.0
+    launches: _Launches = WorkloadLaunches()
     forward_s: Seconds | None = None
     backward_s: Seconds | None = None
     recompute: Annotated[Fraction, Field(exclude_if=lambda share: share == 0)] = 0.0

@@ -173,7 +173,13 @@ class Schedule(Settings, abc.ABC):
         if self.run_ahead_steps is not None:
             job = replace(job, host_waits_for="loss", run_ahead_steps=self.run_ahead_steps)
         plan = self.write(replace(job, input_path=self._input_path(job.input_path)))
-        return plan if job.checkpoint is None else _with_checkpoints(plan, job.checkpoint)
+        if job.checkpoint is not None:
+            plan = _with_checkpoints(plan, job.checkpoint)
+        if not job.launches:
+            return plan
+        from simdist.plan.launches import with_kernel_launches
+
+        return with_kernel_launches(plan, job.launches)
 
     def _input_path(self, path: InputPath) -> InputPath:
         own = self.input

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, assert_never, get_args
 
 from simdist.plan.group import Group
-from simdist.plan.ops import ALONE, Channel, Destination, Level
+from simdist.plan.ops import ALONE, Channel, Destination, LaunchKind, Level
 from simdist.plan.optimizers import OptimizerName
 from simdist.plan.plan import Dataset, DType
 from simdist.schedules.units import ModelUnit
@@ -149,6 +149,7 @@ class Job(Shape):
         compute_dtype: Type of the arithmetic of forward and backward passes; that of parameters if not known.
         units: What is gathered and reduced together if the model is sharded, in forward order. Empty: the whole model.
         has_param_buffers: Every tensor has a buffer of parameters of its own, instead of one buffer for all of them.
+        launches: What the host takes time to launch, see `simdist.plan.launches`.
     """
 
     tensor_counts: tuple[int, ...]
@@ -167,6 +168,7 @@ class Job(Shape):
     compute_dtype: FloatType | None = None
     units: tuple[ModelUnit, ...] = ()
     has_param_buffers: bool = False
+    launches: frozenset[LaunchKind] = frozenset()
 
 
 def degrees(shape: Shape) -> tuple[int, ...]:

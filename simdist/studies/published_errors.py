@@ -262,7 +262,7 @@ def batch_doubt(table: _Table, workload: Workload) -> Doubt:
     The rows are those of what else is known: two measured batch sizes or more, or the seconds of launching kernels.
     """
     of = table["batch"]
-    name = "two sizes" if len(workload.step_times) > 1 else "launch" if workload.launch_s else ""
+    name = "two sizes" if len(workload.step_times) > 1 else "launch" if workload.launches.passes_s else ""
     found = of["classes"][name]
     at = math.log(workload.batch_over_measured)
     logs = tuple(float(np.interp(at, np.log(of["ratios"]), each)) for each in zip(*found["logs"], strict=True))

@@ -169,7 +169,7 @@ class _Label:
 
 def _label(plan: Plan, op: Op) -> _Label:
     args: dict[str, object] = {"op": op_text(op)}
-    if not isinstance(op, _PAUSES | ops.Forward | ops.Backward | ops.TrustRatios | ops.Optimize):
+    if not isinstance(op, _PAUSES | ops.KernelLaunch | ops.Forward | ops.Backward | ops.TrustRatios | ops.Optimize):
         touched = ops.reads(op), ops.writes(op)
         args["bytes"] = max(sum(plan.buffer(name).nbytes for name in names) for names in touched)
     if isinstance(op, ops.COLLECTIVES):

@@ -14,9 +14,10 @@ from sharded_values import by_definition_of_local_averages, by_sharded_plan, sha
 from torch import Tensor, nn
 from trainings import Training, in_virtual_world, loss
 
+from real.buffers.lives import in_order_nbytes, short_lived
 from real.buffers.memory import Memory
 from real.execution import virtual
-from real.execution.lifetimes import Lifetimes, short_lived
+from real.execution.lifetimes import Lifetimes
 from real.execution.streams import Lanes
 from real.programs.binding import Binding, GradientBuckets
 from real.programs.module import ModuleProgram
@@ -304,8 +305,32 @@ def test_the_most_bytes_are_those_of_buffers_in_use(schedule: ShardedSchedule) -
     in_use = np.full(plan.n_instances, sum(buffer.nbytes for buffer in plan.buffers if buffer.initialized))
     for life in lifetimes(plan):
         in_use[life.begin : max(life.ends) + 1] += life.buffer.nbytes
-    assert lives.peak_nbytes == in_use.max()
-    assert memory.held_nbytes == sum(buffer.nbytes for buffer in plan.buffers if buffer.initialized)
+    kept_nbytes = sum(buffer.nbytes for buffer in plan.buffers if buffer.initialized)
+    assert lives.peak_nbytes == in_use.max() == kept_nbytes + in_order_nbytes(plan, short_lived(plan))
+    assert memory.held_nbytes == kept_nbytes
+
+
+def test_before_the_first_step_only_the_model_has_memory() -> None:
+    module = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 5))
+    program, memory = program_of(module, FSDP(), (ModelUnit(0, 2), ModelUnit(2, 4)))
+    program.warm_up(1)
+    names = {f"{kind}.{unit}" for kind in ("param", "unit", "grad", "gathered", "ready") for unit in (0, 1)}
+    held = {name for name in names if memory.is_held(name)}
+    assert held == {"param.0", "param.1", "unit.0", "unit.1"}
+
+
+def test_a_plan_that_fits_while_it_runs_may_be_performed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(FSDP(), 3)
+    names = [buffer.name for buffer in plan.buffers]
+    kept_nbytes = sum(buffer.nbytes for buffer in plan.buffers if buffer.initialized)
+    needed_nbytes = kept_nbytes + in_order_nbytes(plan, short_lived(plan))
+    monkeypatch.setattr("real.buffers.memory.free_memory_nbytes", lambda: needed_nbytes)
+    Memory(plan, CPU, names, begins_freed=True)
+    with pytest.raises(RunError, match="for its buffers; the host has"):
+        Memory(plan, CPU, names)
+    monkeypatch.setattr("real.buffers.memory.free_memory_nbytes", lambda: needed_nbytes - 1)
+    with pytest.raises(RunError, match="for its buffers; the host has"):
+        Memory(plan, CPU, names, begins_freed=True)
 
 
 def test_an_unsharded_model_keeps_its_buffers() -> None:
@@ -466,7 +491,7 @@ def program_of(
     counts = tuple(each.numel() for each in parameters)
     rows = tuple(each.shape[0] for each in parameters)
     plan = schedule.plan(Job(2, 2, 1, tensor_counts=counts, tensor_rows=rows, units=units))
-    memory = Memory(plan, CPU, Binding.buffers_of(plan))
+    memory = Memory(plan, CPU, Binding.buffers_of(plan), begins_freed=True)
     program = ModuleProgram(
         plan,
         module,

@@ -65,6 +65,19 @@ def test_a_backward_pass_after_that_of_the_plan_is_the_users_own() -> None:
     assert torch.equal(model.weight.grad, torch.full((2, 2), 2.0))
 
 
+def test_autograds_own_gradient_is_freed_before_the_plan_goes_on() -> None:
+    """The plan then takes memory for what it sends: a gradient and its bucket must not stay beside that."""
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
+    model[1].weight = model[0].weight
+    arrived: list[int] = []
+    model[0].weight.register_post_accumulate_grad_hook(lambda p: arrived.append(p.grad.untyped_storage()._weak_ref()))
+    binding, buckets = bound(model)
+    is_freed: list[bool] = []
+    binding.buckets.expect(buckets, lambda: is_freed.append(torch.UntypedStorage._expired(arrived[0])))
+    model(torch.tensor([1, 2])).sum().backward()
+    assert is_freed == [True]
+
+
 def test_gradients_that_come_before_the_turn_of_their_bucket_are_added_too() -> None:
     """Autograd begins with what was computed last."""
     first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))

@@ -1,4 +1,4 @@
-"""The time of other batch sizes than the measured one: measured steps, proportion, and launching kernels."""
+"""The time of other batch sizes than the measured one: measured steps, and proportion."""
 
 from pathlib import Path
 
@@ -64,15 +64,6 @@ def test_seconds_are_in_proportion_to_the_batch_only_if_the_measured_one_is_stat
     assert passes_ms(f"batch_size: 64, {times}, measured_batch_size: 64") == 30.0
 
 
-def test_no_pass_takes_less_than_launching_unless_it_was_measured() -> None:
-    times = "forward: 10 ms, backward: 20 ms"
-    assert passes_ms(f"batch_size: 16, {times}, measured_batch_size: 64, launch: 12 ms") == 12.0
-    assert passes_ms(f"batch_size: 64, {times}, measured_batch_size: 64, launch: 40 ms") == 30.0
-    assert passes_ms(f"batch_size: 32, {TWO}, launch: 20 ms") == 20.0
-    assert passes_ms(f"batch_size: 64, {TWO}, launch: 40 ms") == 30.0
-    assert passes_ms("batch_size: 1, launch: 20 ms") == 20.0, "a time from FLOPs ignores launching"
-
-
 @pytest.mark.parametrize(
     ("workload", "message"),
     [
@@ -99,7 +90,7 @@ def test_an_update_that_takes_longer_than_the_measured_step_is_refused() -> None
 
 
 def test_scenarios_with_measured_steps_are_written_and_read_alike() -> None:
-    for text in (f"batch_size: 8, {TWO}", "batch_size: 8, forward: 1 ms, measured_batch_size: 4, launch: 2 ms"):
+    for text in (f"batch_size: 8, {TWO}", "batch_size: 8, forward: 1 ms, measured_batch_size: 4, launches: 2 ms"):
         assert loads(dump(job(text))) == job(text)
     assert job("batch_size: 8").workload.utilization_batch_size.at("fp32") == 12
 
@@ -110,6 +101,7 @@ def test_a_time_written_over_a_preset_leaves_out_what_was_measured_with_the_othe
     base = {"forward": "1 ms", "backward": "2 ms", "measured_batch_size": 4}
     assert presets._merged(dict(base), {"forward": "3 ms"}) == {"forward": "3 ms", "backward": "2 ms"}
     assert presets._merged(dict(base), {"step_times": []}) == {"step_times": []}
+    assert presets._merged({"launches": "2 ms"}, {"forward": "3 ms"}) == {"forward": "3 ms"}
 
 
 # ---------------------------------------------------------------- doubts
@@ -139,7 +131,7 @@ def test_the_doubt_grows_with_the_distance_and_shrinks_with_what_is_known() -> N
     times = "forward: 10 ms, measured_batch_size: 256"
     near, far = (width(f"batch_size: {size}, {times}") for size in (128, 8))
     assert 1.05 < near < far
-    assert width(f"batch_size: 8, {times}, launch: 5 ms") < far / 3
+    assert width(f"batch_size: 8, {times}, launches: 5 ms") < far / 3
     assert width("batch_size: 8, step_times: [{batch_size: 64, time: 3 ms}, {batch_size: 256, time: 9 ms}]") < far / 3
 
 

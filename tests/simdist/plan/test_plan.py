@@ -156,6 +156,7 @@ OPS: list[tuple[ops.Op, str, str, tuple[str, ...], tuple[str, ...]]] = [
     (ops.Delay("io"), "delay(io)", "io", (), ()),
     (ops.Delay("host", 3), "delay(host, micro-batch 3)", "host", (), ()),
     (ops.Wait("g"), "wait(g)", "host", ("g",), ()),
+    (ops.KernelLaunch("backward", 3), "kernel_launch(backward of 3 tensors)", "host", (), ()),
     (ops.Save(("p", "m")), "save(p, m)", "save", ("p", "m"), ()),
     (
         ops.Save(("p",), "file", "disk", Group(4, 2)),
