@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [ROOT / "README.md", ROOT / "experiments" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NUMBER = re.compile(r"([+-]?[\d.]+)%?")
+_ON_GPUS = "step times on GPUs"
 MARKED = re.compile(r"(<!-- table ([\w ]+) -->\n)(.*?)(<!-- end -->)", re.S)
 
 
@@ -416,7 +417,7 @@ class Facts:
     slow_networks: str
     read: str
     targets: str
-    on_gpus: str | None
+    on_gpus: Mapping[str, str]
 
 
 @cache
@@ -501,10 +502,9 @@ def slow_networks() -> str:
     return f"dense training up to {ethernet} too fast over 1 Gbit/s, {cloud} over a cloud's TCP"
 
 
-def on_gpus() -> str | None:
-    """Return what the newest results of a GPU say of plans, as the page of the experiment has it; None without any."""
-    (line,) = overview("gpu", "summary")
-    return None if line.startswith("No GPU") else line.rstrip(".")
+def on_gpus() -> dict[str, str]:
+    """Return what was compared with a GPU -> its errors, as the page of the experiment has them, or `never`."""
+    return {row[0]: row[1] for row in rows("gpu", "summary")[1:]}
 
 
 def trust_overview(page: Path, _: str) -> list[str]:
@@ -555,11 +555,12 @@ def trust_overview(page: Path, _: str) -> list[str]:
             link("profile_round_trip", where=page),
         ),
         (
-            ("plans of four ranks that share one GPU (gloo)", "the same plans run", "", known.on_gpus)
-            if known.on_gpus
-            else ("any schedule on GPUs", "the same plan run", "0", "not compared yet")
-        )
-        + (link("gpu", where=page),),
+            _ON_GPUS,
+            "the same plans run",
+            "",
+            "; ".join(f"{name}: {errors}" for name, errors in known.on_gpus.items()),
+            link("gpu", where=page),
+        ),
     ]
     return [
         "| predicted | compared with | rows | error | read more |",
@@ -606,13 +607,15 @@ def trust(_: Path, old: str) -> list[str]:
         "what another schedule gains for an imported job": (
             f"speed-ups {known.imported_speedups} in jobs whose layers sleep; with shared cores {known.computing}"
         ),
-        "plans of ranks that share one GPU, with the identical plan measured": known.on_gpus or "not compared yet",
+        **{f"{_ON_GPUS}: {name}": errors for name, errors in known.on_gpus.items()},
     }
     lines = [line for line in old.splitlines() if line.startswith("|")]
     for number, line in enumerate(lines):
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if cells[0] in errors:
             cells[2] = errors.pop(cells[0])
+            if cells[0].startswith(_ON_GPUS):
+                cells[1] = "unknown" if cells[2] == "never" else "as its errors"
             lines[number] = f"| {' | '.join(cells)} |"
     assert not errors, f"no such rows: {list(errors)}"
     assert f"{known.order} are in the right order" in lines[2], known.order

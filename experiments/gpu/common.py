@@ -9,10 +9,11 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -48,10 +49,12 @@ class Part:
     Args:
         emit: Takes each row as soon as it is measured. What was emitted is kept, whatever happens after.
         dry_run: On CPUs at toy sizes, to see that the part works.
+        kept: Folder of what results keep beside their rows, which later parts find.
     """
 
     emit: Callable[[Row], None]
     dry_run: bool
+    kept: Path
 
     @property
     def device(self) -> str:
@@ -74,6 +77,21 @@ def simdist(*arguments: object) -> str:
     return out.getvalue()
 
 
+def planned(scenario: Row, folder: Path) -> Path:
+    """Write the run directory of each schedule of a scenario, and return the folder that holds them.
+
+    Raises:
+        PartError: The command failed.
+    """
+    import yaml
+
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "scenario.yaml"
+    file.write_text(yaml.safe_dump(scenario), encoding="utf-8")
+    simdist("plan", file, "-o", folder / "runs")
+    return folder / "runs"
+
+
 def performed(document: Row, *options: object) -> tuple["RunDirectory", "Trace"]:
     """Perform the plan of a scenario with one rank, and return the run and its trace.
 
@@ -84,23 +102,111 @@ def performed(document: Row, *options: object) -> tuple["RunDirectory", "Trace"]
     Raises:
         PartError: A command failed.
     """
-    import yaml
-
     from simdist.runs import run_directory
 
     with tempfile.TemporaryDirectory() as folder:
-        scenario, runs = Path(folder, "scenario.yaml"), Path(folder, "runs")
-        scenario.write_text(yaml.safe_dump({"cluster": ONE_GPU, **document}), encoding="utf-8")
-        simdist("plan", scenario, "-o", runs)
+        runs = planned({"cluster": ONE_GPU, **document}, Path(folder))
         ranks(("real", runs, *options), 1, ranks_per_node=1, timeout_s=30.0)
         run = run_directory.read(next(iter(run_directory.find(runs))))
         return run, run_directory.read_trace(run.path / run_directory.REAL, plan=run.plan)
 
 
+@dataclass(frozen=True, slots=True)
+class World:
+    """Ranks that were started together.
+
+    Args:
+        command: What they run.
+        processes: One for each rank.
+        output: File with all that they print.
+    """
+
+    command: str
+    processes: Sequence[BaseProcess]
+    output: Path
+
+    def said(self) -> str:
+        """Return what the ranks have printed."""
+        return self.output.read_text(encoding="utf-8", errors="replace")
+
+    def signal(self, rank: int, number: int) -> None:
+        """Send a signal to a rank."""
+        pid = self.processes[rank].pid
+        assert pid is not None
+        os.kill(pid, number)
+
+    def until(self, reached: Callable[[], bool], *, timeout_s: float) -> None:
+        """Wait until something is so.
+
+        Raises:
+            PartError: It takes too long, or a rank has ended.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while not reached():
+            if time.monotonic() > deadline_s or any(each.exitcode is not None for each in self.processes):
+                raise PartError(f"{self.command}: did not get far enough: {self.said()[-4000:].strip()}")
+            time.sleep(0.05)
+
+    def codes(self, deadline_s: float, *, grace_s: float = GRACE_S) -> list[int | None]:
+        """Return the exit status of each rank; None if it has not ended by a moment of `time.monotonic`.
+
+        Args:
+            deadline_s: The moment.
+            grace_s: If a rank fails, the others have this long to say so too.
+        """
+        has_failed = False
+        while True:
+            codes = [process.exitcode for process in self.processes]
+            if None not in codes or time.monotonic() > deadline_s:
+                return codes
+            if any(codes) and not has_failed:
+                deadline_s, has_failed = min(deadline_s, time.monotonic() + grace_s), True
+            time.sleep(0.05)
+
+
 def ranks(
-    command: Sequence[object], n_ranks: int, *, ranks_per_node: int, timeout_s: float, module: bool = True
+    command: Sequence[object],
+    n_ranks: int,
+    *,
+    ranks_per_node: int,
+    timeout_s: float,
+    module: bool = True,
+    environ: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
     """Start the ranks of a world on this machine as torchrun would, and wait for them.
+
+    Args:
+        command: See `started`, likewise the other arguments.
+        n_ranks: See there.
+        ranks_per_node: See there.
+        timeout_s: Until all ranks must have ended.
+        module: See there.
+        environ: See there.
+
+    Raises:
+        PartError: A rank failed, or they took too long. The message ends with what was printed last.
+    """
+    left_s = float(os.environ.get(ENDS, "inf")) - time.monotonic() - REPORT_S
+    timeout_s = max(1.0, min(timeout_s, left_s))
+    with started(command, n_ranks, ranks_per_node=ranks_per_node, module=module, environ=environ) as world:
+        codes = world.codes(time.monotonic() + timeout_s)
+        said = world.said()
+    if any(code != 0 for code in codes):
+        late = [rank for rank, code in enumerate(codes) if code is None]
+        what = f"ranks {late} did not end within {timeout_s:.0f} s" if late else f"exit statuses {codes}"
+        raise PartError(f"{world.command}: {what}: {said[-4000:].strip()}")
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[object],
+    n_ranks: int,
+    *,
+    ranks_per_node: int,
+    module: bool = True,
+    environ: Mapping[str, object] = MappingProxyType({}),
+) -> Iterator[World]:
+    """Start the ranks of a world on this machine as torchrun would; they are ended at the end.
 
     A fork server has torch loaded, so that they start at once. It has not touched the GPU.
 
@@ -108,41 +214,32 @@ def ranks(
         command: A module of this repository and its arguments; a script if `module` is false.
         n_ranks: Of the world.
         ranks_per_node: As if every so many of them were on a machine of their own.
-        timeout_s: Until all ranks must have ended.
         module: Whether the first of `command` is a module.
-
-    Raises:
-        PartError: A rank failed, or they took too long. The message ends with what was printed last.
+        environ: Variables of the ranks.
     """
     words = [str(each) for each in command]
-    left_s = float(os.environ.get(ENDS, "inf")) - time.monotonic() - REPORT_S
-    timeout_s = max(1.0, min(timeout_s, left_s))
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(LOADED)
     shared = {"WORLD_SIZE": n_ranks, "LOCAL_WORLD_SIZE": ranks_per_node, "OMP_NUM_THREADS": 1}
     if sys.platform == "linux":
         shared["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")  # a host's name may not resolve
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "TORCH_CPP_LOG_LEVEL": "ERROR", **environ}
     with tempfile.NamedTemporaryFile() as output:
         processes = []
         for rank in range(n_ranks):
-            environ = shared | {"RANK": rank, "LOCAL_RANK": rank % ranks_per_node}
-            texts = {name: str(value) for name, value in environ.items()}
+            of_rank = shared | {"RANK": rank, "LOCAL_RANK": rank % ranks_per_node}
+            texts = {name: str(value) for name, value in of_rank.items()}
             processes.append(context.Process(target=_be_rank, args=(words, module, texts, output.name)))
         try:
             for process in processes:
                 process.start()
-            codes = _codes(processes, time.monotonic() + timeout_s)
+            yield World(" ".join(words), processes, Path(output.name))
         finally:
             for process in processes:
                 if process.pid is not None:
                     process.kill()
                     process.join()
-        said = Path(output.name).read_text(encoding="utf-8", errors="replace")
-    if any(code != 0 for code in codes):
-        late = [rank for rank, code in enumerate(codes) if code is None]
-        what = f"ranks {late} did not end within {timeout_s:.0f} s" if late else f"exit statuses {codes}"
-        raise PartError(f"{' '.join(words)}: {what}: {said[-4000:].strip()}")
+                    process.close()
 
 
 def _be_rank(words: list[str], module: bool, environ: dict[str, str], output: str) -> None:
@@ -157,18 +254,6 @@ def _be_rank(words: list[str], module: bool, environ: dict[str, str], output: st
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(words[0], run_name="__main__")
-
-
-def _codes(processes: Sequence[BaseProcess], deadline_s: float) -> list[int | None]:
-    """Wait until all have ended, or one has failed and the others had time to say so too."""
-    has_failed = False
-    while True:
-        codes = [process.exitcode for process in processes]
-        if None not in codes or time.monotonic() > deadline_s:
-            return codes
-        if any(codes) and not has_failed:
-            deadline_s, has_failed = min(deadline_s, time.monotonic() + GRACE_S), True
-        time.sleep(0.05)
 
 
 def free_port() -> int:

@@ -22,6 +22,9 @@ def run(part: common.Part) -> None:
         "triton": _release("triton"),
         "cuda": torch.version.cuda,
         "machine": platform.machine(),
+        "gpus": 0,
+        "driver": None,
+        "nccl": None,
     }
     if not part.dry_run and torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)

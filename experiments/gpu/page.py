@@ -2,6 +2,7 @@
 
     python experiments/gpu/page.py            print them
     python experiments/gpu/page.py --write    write them into README.md
+    python experiments/gpu/page.py --again    first predict all that was kept again, with today's model
 
 A table shows the newest results of a GPU that have its part. Those of dry runs are never shown.
 """
@@ -49,7 +50,9 @@ def about(results: Mapping[str, Any], part: Mapping[str, Any]) -> str:
     releases = f"driver {results['driver']}, CUDA {results['cuda']}, NCCL {results['nccl']}, torch {results['torch']}, "
     releases += f"triton {results['triton']}, numpy {results['numpy']}, Python {results['python']}"
     ended = "" if part["status"] == "done" else f" The part was not finished: {part['status']}."
-    return f"{results['device']}, {results['date']}, commit {results['commit']}, {releases}.{ended}"
+    gpus = f"{results['gpus']} x " if results.get("gpus", 1) > 1 else ""
+    commit = f"{results['commit']}{' with changes' if results.get('dirty') else ''}"
+    return f"{gpus}{results['device']}, {results['date']}, commit {commit}, {releases}.{ended}"
 
 
 def _number(value: float | None, digits: int = 2) -> str:
@@ -97,7 +100,7 @@ def _operations(rows: Rows) -> list[str]:
 
 
 def plans_sentence(rows: Rows) -> str:
-    """Return errors, order and stragglers in a sentence, which the tables of trust repeat."""
+    """Return errors, order and stragglers in a sentence."""
     found, orders = [row for row in rows if "schedule" in row], [row for row in rows if "clear_pairs" in row]
     errors = [row["error"] for row in found]
     right, clear = (sum(row[name] for row in orders) for name in ("right_pairs", "clear_pairs"))
@@ -106,6 +109,113 @@ def plans_sentence(rows: Rows) -> str:
         f"Makespans: error median {median(map(abs, errors)):.1%}, worst {max(errors, key=abs):+.1%}; of {clear} pairs "
         f"of schedules that differ by more than 5 %, {right} are in order; {charged} of {late} stragglers are charged."
     )
+
+
+def _makespans(rows: Rows, groups: Mapping[str, str]) -> list[str]:
+    """Return the table of simulated and measured makespans.
+
+    Args:
+        rows: Of runs that were kept.
+        groups: Heading -> key of the rows, for the first columns.
+    """
+    headings = (*groups, "schedule", "simulated", "measured", "error", "operation furthest off", "waiting")
+    cells = []
+    for row in rows:
+        name, error = _furthest_off(row)
+        cells.append(
+            (
+                *(row[key] for key in groups.values()),
+                row["schedule"],
+                f"{row['simulated_ms']:.2f} ms",
+                f"{row['measured_ms']:.2f} ms",
+                f"{row['error']:+.1%}",
+                f"{name} {error:+.0%}" if name else "",
+                "" if row["overlap"] is None else f"{row['overlap']:.0%}",
+            )
+        )
+    return table(headings, cells)
+
+
+def _furthest_off(row: Mapping[str, Any]) -> tuple[str, float]:
+    """Return the operation whose time is furthest off, of those of at least 2 % of the step, and its error."""
+    errors = {
+        name: simulated_ms / measured_ms - 1
+        for name, (simulated_ms, measured_ms) in row["operations"].items()
+        if measured_ms > 0.02 * row["measured_ms"] and name != "wait"
+    }
+    name = max(errors, key=lambda each: abs(errors[each]), default="")
+    return name, errors.get(name, 0.0)
+
+
+def _errors(rows: Rows) -> str:
+    """Return the errors of makespans in a few words."""
+    errors = [row["error"] for row in rows]
+    return f"error median {median(map(abs, errors)):.1%}, worst {max(errors, key=abs):+.1%}"
+
+
+def alone(rows: Rows) -> list[str]:
+    """Makespans of one rank alone."""
+    groups = {"model": "model", "batch": "batch_size", "precision": "precision"}
+    return [*_makespans(rows, groups), "", f"{alone_sentence(rows)}."]
+
+
+def alone_sentence(rows: Rows) -> str:
+    """Return the errors of one rank alone, which the tables of trust repeat."""
+    return f"{len(rows)} makespans, {_errors(rows)}"
+
+
+def peers(rows: Rows) -> list[str]:
+    """Makespans of one real rank among simulated ones."""
+    groups = {"ranks": "ranks", "trouble": "trouble", "channels": "channels"}
+    return [*_makespans(rows, groups), "", f"{peers_sentence(rows)}."]
+
+
+def peers_sentence(rows: Rows) -> str:
+    """Return the errors of one real rank by the size of its job, which the tables of trust repeat."""
+    sizes = sorted({row["ranks"] for row in rows if row["channels"]})
+    of_sizes = ((size, [row for row in rows if row["channels"] and row["ranks"] == size]) for size in sizes)
+    return "; ".join(f"in a job of {size}: {len(found)} makespans, {_errors(found)}" for size, found in of_sizes)
+
+
+def nccl(rows: Rows) -> list[str]:
+    """Values, makespans and a killed rank on several GPUs."""
+    groups = {"ranks": "ranks", "model": "model", "trouble": "trouble"}
+    found = [row for row in rows if row["what"] == "plan"]
+    lines = _values(rows)
+    for row in (row for row in rows if row["what"] == "killed"):
+        was = "was named" if row["outcome"] == "passed" else "was NOT named"
+        lines.append(f"* A killed rank {was} by {row['named_by']} of {row['ranks'] - 1}, in {row['seconds']} s.")
+    return [*lines, "", *_makespans(found, groups), "", f"{nccl_sentence(rows)}."] if found else lines
+
+
+def nccl_sentence(rows: Rows) -> str:
+    """Return the errors of several GPUs, which the tables of trust repeat."""
+    found, orders = ([row for row in rows if row["what"] == what] for what in ("plan", "order"))
+    if not found:
+        return "no makespans"
+    right, clear = (sum(row[name] for row in orders) for name in ("right_pairs", "clear_pairs"))
+    charged, late = (sum(row[name] for row in found) for name in ("charged", "stragglers"))
+    return (
+        f"{len(found)} makespans of {found[0]['ranks']} GPUs, {_errors(found)}; {right} of {clear} pairs of schedules "
+        f"are in order; {charged} of {late} stragglers are charged"
+    )
+
+
+def shared_gpu(rows: Rows) -> list[str]:
+    """Values of ranks that share a GPU over NCCL."""
+    return _values(rows)
+
+
+def _values(rows: Rows) -> list[str]:
+    """Return whether the values of two backends are equal."""
+    found = [row for row in rows if row["what"] == "values"]
+    lines = []
+    if found:
+        n_passed = sum(row["outcome"] == "passed" for row in found)
+        of = f"{n_passed} of {len(found)} schedules, {found[0]['ranks']} ranks"
+        lines.append(f"* Parameters over NCCL and over gloo are equal to the last bit: {of}.")
+    failed = [row for row in found if row["outcome"] == "failed"]
+    return lines + [f"* DIFFERENT: {row['schedule']}: {row['equal']} of {row['tensors']} are equal" for row in failed]
 
 
 def sharding(rows: Rows) -> list[str]:
@@ -266,6 +376,10 @@ def steps(rows: Rows) -> list[str]:
 
 
 PARTS = {
+    "alone": alone,
+    "peers": peers,
+    "nccl": nccl,
+    "shared_gpu": shared_gpu,
     "suite": suite,
     "plans": plans,
     "sharding": sharding,
@@ -275,6 +389,23 @@ PARTS = {
     "delays": delays,
     "steps": steps,
 }
+#: Part -> what its times compare, and the sentence of its errors: what the tables of trust repeat.
+TRUST = {
+    "alone": ("one rank alone", alone_sentence),
+    "peers": ("one real rank among simulated ones", peers_sentence),
+    "nccl": ("a rank on each of several GPUs, over NCCL", nccl_sentence),
+}
+NEVER = "never"
+
+
+def trust(folder: Path = RESULTS) -> dict[str, str]:
+    """Return what was compared -> its errors on the newest GPU; `never` if it was not."""
+    found: dict[str, str] = {}
+    for name, (what, sentence) in TRUST.items():
+        results = newest(name, folder)
+        said = None if results is None else sentence(results[1]["rows"])
+        found[what] = NEVER if results is None else f"{results[0]['device']}: {said}"
+    return found
 
 
 def tables(folder: Path = RESULTS) -> dict[str, str]:
@@ -284,10 +415,22 @@ def tables(folder: Path = RESULTS) -> dict[str, str]:
         results = newest(name, folder)
         lines = [NOTHING] if results is None else [about(*results), "", *make(results[1]["rows"])]
         found[name] = "\n".join(lines)
-    results = newest("plans", folder)
-    found["summary"] = NOTHING if results is None else f"{results[0]['device']}: {plans_sentence(results[1]['rows'])}"
+    found["summary"] = "\n".join(table(("compared with a GPU", "errors"), tuple(trust(folder).items())))
     return found
 
 
+def again(folder: Path = RESULTS) -> None:
+    """Predict all recorded results again with today's model, and print what lacks."""
+    sys.path.insert(0, str(HERE))
+    import kept  # of this folder
+
+    for path in sorted(folder.glob("*.json")):
+        n_rows, lacks = kept.predict_again(path)
+        print("\n".join([f"{path.name}: {n_rows} rows are predicted again", *lacks]))
+
+
 if __name__ == "__main__":
+    if "--again" in sys.argv:
+        sys.argv.remove("--again")
+        again()
     page_command(str(__doc__), HERE / "README.md", tables)

@@ -1,6 +1,6 @@
 """Run one part and print its rows, one JSON object a line. tools/gpu.py starts this.
 
-    python experiments/gpu/part.py NAME [--dry-run]
+    python experiments/gpu/part.py NAME [--dry-run] [--keep FOLDER]
 
 Everything else that is printed goes to stderr. The process ends, with those that it has started, when its stdin does:
 so no part goes on without tools/gpu.py.
@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--followed", action="store_true", help="end with stdin")
+    parser.add_argument("--keep", type=Path, help="folder of runs that are kept (default: a temporary one)")
     options = parser.parse_args()
     if options.followed:
         threading.Thread(target=follow_stdin, daemon=True).start()
@@ -46,8 +48,9 @@ def main() -> None:
         print(json.dumps(row), file=out, flush=True)
 
     os.dup2(2, 1)  # whatever libraries print is no row
-    with contextlib.redirect_stdout(sys.stderr):
-        importlib.import_module(options.name).run(common.Part(emit, options.dry_run))
+    with contextlib.redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as folder:
+        part = common.Part(emit, options.dry_run, options.keep or Path(folder))
+        importlib.import_module(options.name).run(part)
 
 
 if __name__ == "__main__":

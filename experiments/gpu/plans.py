@@ -1,8 +1,8 @@
-"""The identical plan: four processes share the GPU, their links and times are calibrated, and schedules are compared.
+"""A test of function: four processes share the GPU and perform plans, without and with stragglers.
 
 The processes are two nodes of two ranks to the plan. Under gloo, tensors of the GPU travel through host memory, and
-whatever needs the result of a collective waits for it on the host. So this tests the executor, the delays and the
-simulator on a GPU. It says nothing of NCCL, which needs a GPU for each rank.
+whatever needs the result of a collective waits for it on the host. So this tests the executor: order, delays, blame.
+Its times measure the driver's time slices, and say nothing of a job with a GPU for each rank.
 
 A row per schedule and trouble: makespans simulated and measured, the stragglers that alone made others wait, and those
 of them that the measured trace charges with it, and what each kind of operation takes; and a row per trouble: how many
@@ -28,7 +28,6 @@ SCHEDULES = [
 TROUBLES: dict[str, list[dict[str, object]]] = {
     "none": [],
     "device, 5 % late by 100 ms": [{"kind": "transient", "on": "compute", "probability": "5%", "delay": "100 ms"}],
-    "host, 5 % late by 100 ms": [{"kind": "transient", "on": "host", "probability": "5%", "delay": "100 ms"}],
 }
 
 
@@ -36,7 +35,7 @@ def run(part: common.Part) -> None:
     """Emit a row per trouble and schedule, and one per trouble."""
     import yaml
 
-    model, batch_size, steps, budget = ("mlp", 8, 4, "0.5 s") if part.dry_run else ("resnet18", 16, 24, "8 s")
+    model, batch_size, steps, budget = ("mlp", 8, 4, "0.5 s") if part.dry_run else ("resnet18", 16, 10, "3 s")
     where = ("--backend", "gloo", "--device", part.device)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

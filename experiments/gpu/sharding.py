@@ -41,12 +41,10 @@ def model(*, batch_size: int, device, dtype, seed: int):
 
 def run(part: common.Part) -> None:
     """Emit a row per schedule."""
-    import yaml
-
     width, steps = (64, 2) if part.dry_run else (1536, 3)
     os.environ |= {WIDTH: str(width), "CUBLAS_WORKSPACE_CONFIG": ":16:8"}  # by default 32 MiB a process
     layers = [(unit, layer) for unit in range(N_UNITS) for layer in range(N_LAYERS)]
-    document = {
+    document: common.Row = {
         "cluster": common.ONE_GPU | {"gpus_per_node": RANKS},
         "workload": {
             "tensors": [
@@ -60,9 +58,7 @@ def run(part: common.Part) -> None:
         "steps": steps,
     }
     with tempfile.TemporaryDirectory() as name:
-        scenario, runs = Path(name, "scenario.yaml"), Path(name, "runs")
-        scenario.write_text(yaml.safe_dump(document), encoding="utf-8")
-        common.simdist("plan", scenario, "-o", runs)
+        runs = common.planned(document, Path(name))
         program = ("--program", "sharding:model", "--backend", "gloo", "--device", part.device)
         common.ranks(("real", runs, *program), RANKS, ranks_per_node=RANKS, timeout_s=60.0)
         _emit(part, runs)

@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 import common
+import jobs
 
 MODELS = ("resnet50", "bert-large", "gpt2-medium")
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -20,15 +21,6 @@ MOST_S = 0.3  # of measuring a point; one step after those that warm up in any c
 MOST_STEPS, WARM_UP_STEPS = 10, 2
 FULL = ("out of memory", "CUBLAS_STATUS", "CUDNN_STATUS", "unable to find an engine")  # what errors say then
 LONGEST_STEP_S = 0.5  # after a step this long, larger batches are not tried
-# Name of a GPU -> cluster preset with its data sheet.
-CLUSTERS = {
-    "H100": "dgx-h100",
-    "H200": "dgx-h200",
-    "B200": "dgx-b200",
-    "A100": "dgx-a100",
-    "V100": "v100x8-25gbit",
-    "T4": "gcp-t4x4-32gbit",
-}
 
 
 def run(part: common.Part) -> None:
@@ -38,18 +30,16 @@ def run(part: common.Part) -> None:
     from real import models
 
     device = torch.device(part.device)
-    name = torch.cuda.get_device_name() if part.device == "cuda" else "CPU"
-    cluster = next((preset for gpu, preset in CLUSTERS.items() if gpu in name), None)
+    cluster = None if part.dry_run else jobs.preset()
     batch_sizes = (1, 4) if part.dry_run else BATCH_SIZES
     kept = {"device": torch.device("cpu"), "dtype": torch.float32, "seed": 0}
-    jobs: dict[str, models.TrainingJob] = {}  # each made once, as drawing so many numbers takes seconds
+    made: dict[str, models.TrainingJob] = {}  # each made once, as drawing so many numbers takes seconds
     for precision in ("fp32",) if part.dry_run else PRECISIONS:
         for model in ("mlp", "gpt-nano") if part.dry_run else MODELS:
-            if model not in jobs:
-                jobs[model] = models.build_job(model, batch_size=batch_sizes[-1], **kept)
-            for row in _curve(jobs[model], precision, batch_sizes, device):
-                predicted_s = cluster and _predicted_s(model, precision, row["batch_size"], cluster)
-                row["predicted_ms"] = 1e3 * predicted_s if predicted_s else None
+            if model not in made:
+                made[model] = models.build_job(model, batch_size=batch_sizes[-1], **kept)
+            for row in _curve(made[model], precision, batch_sizes, device):
+                row["predicted_ms"] = predicted_ms(model, precision, row["batch_size"], cluster)
                 part.emit({"model": model, "precision": precision, "preset": cluster, **row})
 
 
@@ -106,8 +96,8 @@ def _step_s(module, loss, optimizer, batch, precision: str) -> float:
     return median(measured)
 
 
-def _predicted_s(model: str, precision: str, batch_size: int, cluster: str) -> float | None:
-    """Return the seconds of a step on one GPU of a preset; None where no source states a utilization."""
+def predicted_ms(model: str, precision: str, batch_size: int, cluster: str | None) -> float | None:
+    """Return the milliseconds of a step on one GPU of a preset; None where no source states a utilization."""
     import yaml
 
     from simdist import scenario
@@ -120,7 +110,9 @@ def _predicted_s(model: str, precision: str, batch_size: int, cluster: str) -> f
         "schedules": [{"kind": "sync"}],
         "steps": 1,
     }
+    if cluster is None:
+        return None
     try:
-        return float(building.simulate(scenario.loads(yaml.safe_dump(document))).makespan_s)
+        return 1e3 * float(building.simulate(scenario.loads(yaml.safe_dump(document))).makespan_s)
     except ScenarioError:
         return None

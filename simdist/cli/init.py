@@ -23,7 +23,7 @@ from simdist.runs.nccl_tests import OPS
     type=common.file_name,
     multiple=True,
     metavar="FILE|MODULE:FUNCTION",
-    help="A job, a PyTorch model or a table of nccl-tests, see below; repeat it.",
+    help="A job, a PyTorch model, a table of nccl-tests or a log of failures, see below; repeat it.",
 )
 @click.option("--cluster", type=common.file_name, metavar="FILE|PRESET", help="Machines and links.")
 @click.option("--nodes", type=common.positive, metavar="N", help="Machines.")
@@ -55,8 +55,9 @@ def command(session: common.CliSession, *, output: Path, force: bool, yes: bool,
     --from reads a job of torchtitan (.toml) or llm-foundry (.yaml), the config.json of a Hugging Face model, and a
     configuration of Accelerate (.yaml) or DeepSpeed (.json). The last two have no model: add --from config.json or
     --workload. MODULE:FUNCTION takes no arguments and returns a PyTorch module, or (module, sample batch); its tensors
-    and FLOPs are counted without values. Any other file is output of nccl-tests: it calibrates the links of the
-    cluster.
+    and FLOPs are counted without values. Logs of Slurm's sacct, of torchrun and of ml-goodput-measurement tell
+    failures: rates with intervals, and parts of a recovery. Any other file is output of nccl-tests: it calibrates the
+    links of the cluster.
     """
     asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
     found = draft(DraftOptions(**given), output, ask=_ask if asks else None, say=session.say, force=force)

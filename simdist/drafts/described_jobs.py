@@ -99,7 +99,8 @@ def _unknown(path: Path) -> ScenarioError:
     return ScenarioError(
         f"--from {path}: is none of: a torchtitan job (.toml), the config.json of a Hugging Face model, a DeepSpeed "
         f"configuration (.json), an Accelerate configuration or an llm-foundry job (.yaml), a PyTorch model "
-        f"(module:function), a table of nccl-tests (any other file)"
+        f"(module:function), a log of failures (sacct, torchrun, ml-goodput-measurement), a table of nccl-tests (any "
+        f"other file)"
     )
 
 
@@ -164,15 +165,12 @@ def _beside(file: object, folder: Path) -> object:
 
 
 def range_lines(precision: Precision, found: Estimate) -> list[str]:
-    """Return the range of the utilization as lines of a scenario; none if it was measured."""
+    """Return the range of the utilization as an entry of `uncertain`; none if it was measured."""
     ends = {"from": rounded(found.low), "to": rounded(found.high)}
     if ends["from"] == ends["to"]:
         return []
     about = {"source": found.range_source, "measure": "time of a step on one GPU, or of its compute in a profile"}
-    return [
-        "uncertain:",
-        f"  workload.utilization.{precision}: {_flow(ends | about)}",
-    ]
+    return [f"  workload.utilization.{precision}: {_flow(ends | about)}"]
 
 
 def schedules_of(job: DescribedJob, name: str, n_nodes: int, per_node: int) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """A scenario to begin with: what is stated, found in the surroundings, asked, or guessed."""
 
+import functools
 import json
 import os
 import re
@@ -16,7 +17,9 @@ from simdist.drafts import described_jobs, surroundings
 from simdist.drafts.calibrated_links import CalibratedLinks, calibrate_links
 from simdist.drafts.counted_model import CountedModel, count_model, is_model
 from simdist.drafts.described_jobs import DESCRIBED
+from simdist.drafts.logged_failures import DraftedFailures, draft_failures
 from simdist.errors import ScenarioError, SimdistError
+from simdist.failure_logs.reading import program_of
 from simdist.files import save_text
 from simdist.runs.building import build
 from simdist.scenario import Cluster, dump_cluster, dump_workload, load_cluster, load_workload, loads
@@ -38,6 +41,7 @@ _RATE = "1%"
 _DELAY = "200 ms"
 STEPS = 400
 _PERIOD = RARELY
+_NO_LOGS = (".toml", ".yaml", ".yml")
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "tf32", "fp32")  # the fastest first
 _COLUMNS = (Column("setting"), Column("value"), Column("from", "source"))
 
@@ -111,7 +115,8 @@ class DraftOptions:
     """What states a new scenario; all else is found, asked or guessed.
 
     Args:
-        sources: Files of other programs, tables of nccl-tests, and at most one PyTorch model, `module:function`.
+        sources: Files of other programs, logs of failures, tables of nccl-tests, and at most one PyTorch model,
+            `module:function`.
         cluster: File or preset.
         nodes: Machines.
         gpus_per_node: Ranks of each machine.
@@ -157,13 +162,20 @@ class DraftOptions:
     def tables(self) -> list[Path]:
         """The tables of nccl-tests among the sources."""
         files = (Path(each) for each in self.sources if not is_model(each))
-        return [file for file in files if file.is_file() and file.suffix not in DESCRIBED]
+        known = self.failure_logs
+        return [file for file in files if file.is_file() and file.suffix not in DESCRIBED and file not in known]
 
     @property
     def described(self) -> list[Path]:
         """The other sources: files of other programs."""
-        tables = self.tables
-        return [Path(each) for each in self.sources if not is_model(each) and Path(each) not in tables]
+        others = [*self.tables, *self.failure_logs]
+        return [Path(each) for each in self.sources if not is_model(each) and Path(each) not in others]
+
+    @functools.cached_property
+    def failure_logs(self) -> list[Path]:
+        """The logs of failures among the sources."""
+        files = [Path(each) for each in self.sources if not is_model(each)]
+        return [file for file in files if file.suffix not in _NO_LOGS and program_of(file)]
 
 
 @dataclass(frozen=True)
@@ -177,6 +189,7 @@ class Draft:
         settings: What it states, and where that is from.
         model: The PyTorch model that was counted, if one was.
         calibrations: Calibrations of the links, in their order.
+        failures: What logs say about failures, if there are any.
     """
 
     output: Path
@@ -185,6 +198,7 @@ class Draft:
     settings: list[Setting]
     model: CountedModel | None
     calibrations: list[CalibratedLinks]
+    failures: DraftedFailures | None = None
 
     @property
     def following(self) -> str:
@@ -208,6 +222,7 @@ class Draft:
             settings (list): "A setting of a new scenario".
             model (object): Only with a PyTorch model: "A counted model".
             calibrations (list): Only with tables of nccl-tests: "Calibrated links".
+            failures (object): Only with logs of failures: "Logged failures".
         """
         found: dict[str, object] = {"scenario": str(self.output)}
         found |= {"settings": [each.document() for each in self.settings], "next": self.following}
@@ -215,6 +230,8 @@ class Draft:
             found["model"] = self.model.document()
         if self.calibrations:
             found["calibrations"] = [each.document() for each in self.calibrations]
+        if self.failures:
+            found["failures"] = self.failures.document()
         return found
 
     def text(self) -> str:
@@ -227,7 +244,8 @@ class Draft:
         doubt = f"guessed, so check: {', '.join(guessed)}\n" if guessed else ""
         counted = [self.model.text()] if self.model else []
         calibrated = [each.text() for each in self.calibrations]
-        return "\n\n".join([*counted, *calibrated, table, f"{doubt}next: {self.following}"])
+        failures = [self.failures.text()] if self.failures else []
+        return "\n\n".join([*counted, *calibrated, *failures, table, f"{doubt}next: {self.following}"])
 
 
 def draft(
@@ -260,7 +278,7 @@ def draft(
         raise ScenarioError(_without_lines(str(error), output, options.labels)) from None
     _check(scenario)
     settings = drafting.interview.settings
-    return Draft(output, scenario, body, settings, drafting.model, drafting.calibrations)
+    return Draft(output, scenario, body, settings, drafting.model, drafting.calibrations, drafting.failures)
 
 
 def _check_output(output: Path, *, force: bool) -> None:
@@ -307,6 +325,8 @@ class _Drafting:
         self.force = force
         self.model: CountedModel | None = None
         self.calibrations: list[CalibratedLinks] = []
+        self.failures = draft_failures(options.failure_logs) if options.failure_logs else None
+        self.ranges = self.failures.range_lines() if self.failures else []
 
     def text(self) -> str:
         """Return the text of the new scenario; ask for what is not given."""
@@ -322,13 +342,17 @@ class _Drafting:
         remarks = () if job is None else job.remarks
         for each in remarks:
             self.say(f"warning: {each}")
+        for each in self.failures.notes() if self.failures else ():
+            self.say(f"note: {each}")
         return "\n".join(
             [
                 "# A guess is marked. All keys are in docs/reference/scenario.md.",
                 *(f"# Not in this scenario: {described_jobs.printable(each)}" for each in remarks),
                 cluster_text,
                 workload_text,
+                *(["uncertain:", *self.ranges] if self.ranges else []),
                 self._disturbances(cluster),
+                *(self.failures.lines() if self.failures else []),
                 "schedules:",
                 *(f"  - {each}" for each in schedules),
                 f"steps: {options.steps}",
@@ -425,7 +449,7 @@ class _Drafting:
         return file
 
     def _described_text(self, job: DescribedJob, cluster: Cluster) -> str:
-        """Return the workload of a job as text, and the range of its utilization."""
+        """Return the workload of a job as text; keep the range of its utilization."""
         options = self.options
         interview = self.interview
         name = self._sources
@@ -467,7 +491,8 @@ class _Drafting:
         share = WorkloadKey("utilization", {precision: rounded(found.share)}, self._remark("utilization"))
         ranks = WorkloadKey("utilization_ranks", found.n_ranks, "GPUs of that rate; their communication is taken out")
         lines = text(computed, share, *([ranks] if found.n_ranks > 1 else []))
-        return "\n".join([*lines, *described_jobs.range_lines(precision, found)])
+        self.ranges += described_jobs.range_lines(precision, found)
+        return "\n".join(lines)
 
     def _described_schedules(self, job: DescribedJob) -> list[str]:
         """Return the schedules to compare as a file has them: those given, or else those of the job."""

@@ -49,9 +49,10 @@ _MOMENTS = {
     "elastic_slice_counts_timestamp",
 }
 _MOST_S = 1e11
-_PARTS = ("schedule", "start", "connect", "load", "warm_up")
+_PARTS = ("schedule", "lasts", "start", "connect", "load", "warm_up")
 _SOURCES = {
     "schedule": "end of the last step to the next start of the job; detection is in it",
+    "lasts": "end of the last step before a preemption to the next start of the job",
     "start": "start of the job to tpu_init_start_time",
     "connect": "tpu_init",
     "load": f"{_RESTORE_S} of restores",
@@ -195,7 +196,7 @@ def goodput_failures(records: Sequence[GoodputRecord], name: str) -> LoggedFailu
                 continue
             interruptions.append(_interruption(attempt, following, job))
             for part, seconds in _recovery(attempt, following):
-                parts[part].append(seconds)
+                parts["lasts" if part == "schedule" and attempt.is_preempted else part].append(seconds)
             if following.steps:
                 repeated.append(max(0, max(attempt.steps) - min(following.steps) + 1))
     n_before = sum(_is_before_start(of_job) for of_job in jobs.values())
@@ -204,6 +205,7 @@ def goodput_failures(records: Sequence[GoodputRecord], name: str) -> LoggedFailu
         "ml-goodput-measurement",
         Exposure(math.fsum(map(_job_s, runs.values()))),
         tuple(sorted(interruptions, key=lambda each: each.at_s or 0.0)),
+        {"interruption": "process"},
         ends,
         {part: tuple(seconds) for part, seconds in parts.items() if seconds},
         _SOURCES,

@@ -10,7 +10,7 @@ from simdist.errors import ScenarioError, naming_file
 from simdist.failure_logs.goodput import goodput_failures, is_goodput_record, parse_goodput
 from simdist.failure_logs.records import LoggedFailures
 from simdist.failure_logs.slurm import slurm_failures
-from simdist.failure_logs.slurm_jobs import SlurmJob, is_table, jobs_of_json, jobs_of_table
+from simdist.failure_logs.slurm_jobs import SlurmJob, begin_of, is_table, jobs_of_json, jobs_of_table
 from simdist.failure_logs.torchrun import is_of_torchrun, parse_torchrun, torchrun_failures
 from simdist.files import lines_of, open_unpacked
 
@@ -80,12 +80,16 @@ def read_failures(paths: Sequence[Path]) -> list[LoggedFailures]:
 
 def _of_slurm(paths: Sequence[Path]) -> LoggedFailures:
     jobs: dict[tuple[str, float], SlurmJob] = {}
+    begins_s: list[float | None] = []
     for path in paths:
         lines = _read(path)
+        begins_s.append(begin_of(lines, str(path)))
         is_json = bool(lines) and lines[0].lstrip().startswith("{")
         found = jobs_of_json("".join(lines), str(path)) if is_json else jobs_of_table(lines, str(path))
         jobs |= {(job.job_id, job.start_s): job for job in found}  # several logs may have the same
-    return slurm_failures(list(jobs.values()), _named(paths))
+    known_s = [each_s for each_s in begins_s if each_s is not None]
+    begin_s = min(known_s) if len(known_s) == len(paths) else None
+    return slurm_failures(list(jobs.values()), _named(paths), begin_s=begin_s)
 
 
 def _of_torchrun(paths: Sequence[Path]) -> LoggedFailures:

@@ -126,6 +126,7 @@ class LoggedFailures:
         program: That wrote it.
         exposure: Component-time.
         interruptions: In the order of their time.
+        expected: Causes that the log would name if they happened, with what they end.
         not_counted: How many ends of jobs are no interruptions, by what they are.
         recovery_s: Seconds of each part of a recovery, as often as it was seen.
         sources: Of each part, a sentence that says how it was measured.
@@ -136,6 +137,7 @@ class LoggedFailures:
     program: str
     exposure: Exposure
     interruptions: tuple[Interruption, ...]
+    expected: Mapping[str, LoggedEffect]
     not_counted: Mapping[str, int]
     recovery_s: Mapping[str, tuple[float, ...]]
     sources: Mapping[str, str]

@@ -5,14 +5,14 @@ the job's limit, and CANCELLED is somebody's wish: they are not counted. A job t
 train yet.
 
 `sacct --starttime` lists a job that began before that time with its whole length, if it still ran then. If it had
-failed before, it would not be in the list. So only its time after the log's begin counts (delayed entry). `--truncate`
-writes the log's begin as the start of all such jobs. Without it the begin is not known where several jobs ran at once:
-then all before the end of the first job is left out.
+failed before, it would not be in the list. So only its time after the log's begin counts (delayed entry). The begin is
+known if the command stands above the table, or if jobs have the same first start: `--truncate` writes the begin there.
+Else it is not known where several jobs ran at once: then all before the end of the first job is left out.
 """
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from simdist.errors import ScenarioError
@@ -33,6 +33,7 @@ _CAUSES: dict[str, tuple[str, LoggedEffect]] = {
     "OUT_OF_MEMORY": ("out of memory", "process"),
     "PREEMPTED": ("preemption", "planned"),
 }
+_EXPECTED: dict[str, LoggedEffect] = {"node failure": "node", "failed job": "process"}
 _ENDS = {
     "TIMEOUT": "reached the time limit",
     "DEADLINE": "reached the deadline",
@@ -44,12 +45,13 @@ _ENDS = {
 _ROOT = ("0", "root")
 
 
-def slurm_failures(jobs: Sequence[SlurmJob], name: str) -> LoggedFailures:
+def slurm_failures(jobs: Sequence[SlurmJob], name: str, *, begin_s: float | None = None) -> LoggedFailures:
     """Return what jobs say.
 
     Args:
         jobs: All that ran, and each run of a requeued one.
         name: Of the file.
+        begin_s: When the log begins, if it says so.
 
     Raises:
         ScenarioError: No job ran.
@@ -60,19 +62,29 @@ def slurm_failures(jobs: Sequence[SlurmJob], name: str) -> LoggedFailures:
         raise ScenarioError(f"{name}: no job in it ran: write it with {COMMAND} --starttime and a date")
     n_without = len(jobs) - len(counted)
     notes = [f"{n_without} {plural(n_without, 'job')} without GPUs: left out."] if n_without else []
-    begin_s, is_event, note = _begin(counted)
-    notes += [note] if note else []
-    ended = [job for job in counted if job.end_s > begin_s or not is_event]
+    is_event = False
+    if begin_s is None:
+        begin_s, is_event, note = _begin(counted)
+        notes += [note] if note else []
+    least_s = begin_s if is_event else math.nextafter(begin_s, -math.inf)  # what ended then counts, or does not
+    ended = [job for job in counted if job.end_s > least_s]
     events = joined_events(_interruption(job) for job in counted if _is_interruption(job))
-    waits_s = _waits_s(counted)
+    waits_s = {
+        "schedule": tuple(_waits_s(counted, planned=False)),
+        "lasts": tuple(_waits_s(counted, planned=True)),
+    }
     return LoggedFailures(
         name,
         "Slurm",
         _exposure(counted, begin_s),
-        tuple(event for event in events if _at_s(event) > begin_s or not is_event),
+        tuple(event for event in events if _at_s(event) > least_s),
+        _EXPECTED,
         Counter(end for job in ended if (end := _other_end(job))),
-        {"schedule": waits_s} if waits_s else {},
-        {"schedule": "End of a job that failed to its next Start, of requeued jobs"},
+        {part: seconds for part, seconds in waits_s.items() if seconds},
+        {
+            "schedule": "End of a job that failed to its next Start, of requeued jobs",
+            "lasts": "End of a preempted job to its next Start",
+        },
         (*notes, *_notes(ended)),
     )
 
@@ -94,7 +106,7 @@ def _begin(jobs: Sequence[SlurmJob]) -> tuple[float, bool, str]:
         first_end_s,
         True,
         f"When the log begins is not known: {running} {plural(running, 'job')} ran when the first one ended. Time "
-        f"before that end is not counted. With sacct --truncate it is.",
+        f"before that end is not counted. A first line such as `# sacct --starttime 2026-03-01` tells the begin.",
     )
 
 
@@ -132,15 +144,15 @@ def _other_end(job: SlurmJob) -> str:
     return _ENDS.get(job.state, "")
 
 
-def _waits_s(jobs: Sequence[SlurmJob]) -> tuple[float, ...]:
-    """Return how long requeued jobs waited for their next start after an interruption."""
+def _waits_s(jobs: Sequence[SlurmJob], *, planned: bool) -> Iterator[float]:
+    """Yield how long requeued jobs waited for their next start, after what was planned or was not."""
     runs: dict[str, list[SlurmJob]] = {}
     for job in jobs:
         runs.setdefault(job.job_id, []).append(job)
-    pairs = (pair for each in runs.values() for pair in pairwise(each))
-    return tuple(
-        after.start_s - job.end_s for job, after in pairs if _is_interruption(job) and after.start_s >= job.end_s
-    )
+    for job, following in (pair for each in runs.values() for pair in pairwise(each)):
+        is_planned = job.state in _CAUSES and _CAUSES[job.state][1] == "planned"
+        if _is_interruption(job) and is_planned == planned and following.start_s >= job.end_s:
+            yield following.start_s - job.end_s
 
 
 def _notes(jobs: Sequence[SlurmJob]) -> list[str]:

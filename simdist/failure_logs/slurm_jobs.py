@@ -32,6 +32,8 @@ _JOB_ID = re.compile(r"\d+(_(\d+|\[.*\]))?(\+\d+)?(\.\w[\w.]*)?", re.ASCII)
 _ELAPSED = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)(?:\.\d+)?", re.ASCII)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", re.ASCII)
 _TRES = re.compile(r"(\w[\w/:.+-]*=[^,|]+)(,\w[\w/:.+-]*=[^,|]+)*", re.ASCII)
+_COMMENTS = "#$"
+_STARTTIME = re.compile(r"(?:--starttime[= ]|-S) ?(\S+)")
 _NO_TIME = frozenset(("", "Unknown", "None", "INVALID"))
 _NO_NODES = frozenset(("", "None assigned", "None", "(null)"))
 _MOST_NODES = 1_000_000
@@ -48,6 +50,7 @@ class SlurmJob:
         state: Without what follows it.
         killed_by: User who cancelled it, by number or name; empty if not stated.
         start_s: When it started.
+        end_s: When it ended, or when the log was written.
         elapsed_s: How long it ran, without time in which it was suspended.
         n_gpus: GPUs; None if not stated.
         n_nodes: Nodes; None if not stated.
@@ -59,16 +62,12 @@ class SlurmJob:
     state: str
     killed_by: str
     start_s: float
+    end_s: float
     elapsed_s: float
     n_gpus: int | None
     n_nodes: int | None
     hosts: frozenset[str]
     n_restarts: int | None
-
-    @property
-    def end_s(self) -> float:
-        """When it ended, or when the log was written."""
-        return self.start_s + self.elapsed_s
 
 
 def jobs_of_table(lines: Sequence[str], name: str) -> list[SlurmJob]:
@@ -132,7 +131,24 @@ def is_table(lines: Sequence[str]) -> bool:
 
 
 def _filled(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
-    return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    return ((number, line) for number, line in enumerate(lines, 1) if line.strip() and line[0] not in _COMMENTS)
+
+
+def begin_of(lines: Sequence[str], name: str) -> float | None:
+    """Return when a log begins: `--starttime` in the command, if that stands above the table as a comment.
+
+    Raises:
+        ScenarioError: It is no date.
+    """
+    for number, line in enumerate(lines, 1):
+        if line.strip() and line[0] not in _COMMENTS:
+            break
+        if found := _STARTTIME.search(line):
+            try:
+                return timestamp_s(found[1])
+            except ValueError:
+                raise ScenarioError(f"{name}:{number}: --starttime {shown(found[1])}: write e.g. 2026-03-01") from None
+    return None
 
 
 def _job_of_row(values: Mapping[str, str]) -> SlurmJob | None:
@@ -146,15 +162,7 @@ def _job_of_row(values: Mapping[str, str]) -> SlurmJob | None:
     start_s = _time_s("Start", values["Start"])
     if start_s is None:
         return None
-    if values.get("Elapsed"):
-        elapsed_s = elapsed_seconds(values["Elapsed"])
-    else:
-        end_s = _time_s("End", values.get("End", ""))
-        if end_s is None:
-            raise ValueError(f"End {shown(values.get('End', ''))} of a job without Elapsed: add Elapsed to --format")
-        elapsed_s = end_s - start_s
-    if not 0 <= elapsed_s <= _MOST_S:
-        raise ValueError(f"{elapsed_s:g} s from Start to End: write times in their order, at most ten years apart")
+    end_s, elapsed_s = _end_and_elapsed(values, start_s)
     tres = values.get("AllocTRES", "")
     n_nodes = _whole("NNodes", values["NNodes"]) if values.get("NNodes") else _count_of(tres, "node")
     hosts = hosts_of(values.get("NodeList", ""))
@@ -163,12 +171,30 @@ def _job_of_row(values: Mapping[str, str]) -> SlurmJob | None:
         state,
         killed_by,
         start_s,
+        end_s,
         elapsed_s,
         n_gpus=gpus_of(tres) if "AllocTRES" in values else None,
         n_nodes=len(hosts) if n_nodes is None and hosts else n_nodes,
         hosts=hosts,
         n_restarts=_whole("Restarts", values["Restarts"]) if values.get("Restarts") else None,
     )
+
+
+def _end_and_elapsed(values: Mapping[str, str], start_s: float) -> tuple[float, float]:
+    """Return when a job ended, and how long it ran, which is less if it was suspended."""
+    end_s = _time_s("End", values.get("End", ""))
+    if values.get("Elapsed"):
+        elapsed_s = elapsed_seconds(values["Elapsed"])
+    elif end_s is not None:
+        elapsed_s = end_s - start_s
+    else:
+        raise ValueError(f"End {shown(values.get('End', ''))} of a job without Elapsed: add Elapsed to --format")
+    end_s = start_s + elapsed_s if end_s is None else end_s
+    if not 0 <= elapsed_s <= _MOST_S or not 0 <= end_s - start_s <= _MOST_S:
+        raise ValueError(
+            f"{end_s - start_s:g} s from Start to End: write times in their order, at most ten years apart"
+        )
+    return end_s, elapsed_s
 
 
 def _state(text: str) -> tuple[str, str]:
@@ -307,11 +333,12 @@ def _all(texts: list[str], check: Callable[[str], bool]) -> bool:
 
 def _fits(starts: list[str], ends: list[str], spans: list[str]) -> bool:
     """Tell whether three columns are start, end and the time between: of all jobs that ended, and at least one ran."""
-    found = [
-        (timestamp_s(end) - timestamp_s(start), elapsed_seconds(span))
-        for start, end, span in zip(starts, ends, spans, strict=True)
-        if _TIME.fullmatch(start) and _TIME.fullmatch(end) and span
-    ]
+    rows = zip(starts, ends, spans, strict=True)
+    ended = [row for row in rows if _TIME.fullmatch(row[0]) and _TIME.fullmatch(row[1]) and row[2]]
+    try:
+        found = [(timestamp_s(end) - timestamp_s(start), elapsed_seconds(span)) for start, end, span in ended]
+    except ValueError:  # there is no such time
+        return False
     return any(elapsed_s for _, elapsed_s in found) and all(between_s == elapsed_s for between_s, elapsed_s in found)
 
 
@@ -347,6 +374,7 @@ def _job_of_json(job: Mapping[str, object]) -> SlurmJob | None:
     start_s = _number(times["start"], "time.start")
     if not start_s:
         return None
+    elapsed_s = _number(times["elapsed"], "time.elapsed")
     tres = _inside(job, "tres").get("allocated") or []
     assert isinstance(tres, list)
     of_gpus = [each for each in tres if each["type"] == "gres" and str(each["name"]).split(":")[0] == "gpu"]
@@ -359,7 +387,8 @@ def _job_of_json(job: Mapping[str, object]) -> SlurmJob | None:
         word,
         str(killed_by or ""),
         start_s,
-        _number(times["elapsed"], "time.elapsed"),
+        max(_number(times["end"], "time.end"), start_s + elapsed_s),
+        elapsed_s,
         n_gpus=int(sum(_number(each["count"], "tres") for each in total)),
         n_nodes=int(n_nodes) or None,
         hosts=hosts_of(str(job.get("nodes") or "")),

@@ -55,7 +55,7 @@ _N_NODES = re.compile(r"\bgroup_world_size=(\d{1,7})\b", re.ASCII)
 _N_RANKS = re.compile(r"\bglobal_world_sizes=\[(\d{1,7})\b", re.ASCII)
 _FAILED = re.compile(r"failed \(exitcode: (-?\d{1,9})\) local_rank: \d+", re.ASCII)
 _ROOT = re.compile(r"Root Cause \(first observed failure\)")
-_OF_BLOCK = re.compile(r"\b(time|host|exitcode)\s+: (\S+)")
+_OF_BLOCK = re.compile(r"\b(time|host|exitcode) {2,}: (\S+)")
 _WATCHDOG = re.compile(r"Watchdog caught collective operation timeout: .*?ran for (\d{1,12}) milliseconds", re.ASCII)
 _STOPPED = re.compile(r"Received (?:Signals\.)?\w+ death signal|Process \d+ got signal: ", re.ASCII)
 _ENDED = re.compile(r"worker group successfully finished|All workers successfully finished")
@@ -111,9 +111,11 @@ class Round:
     def seconds(self) -> float | None:
         """How long it trained; None if the log does not say it."""
         end_s = self.last_s if self.failed_s is None else self.failed_s - self.hung_s
-        if self.begin_s is None or end_s is None or end_s <= self.begin_s:
+        if self.begin_s is None or end_s is None:
             return None
-        return end_s - self.begin_s
+        if self.hung_s and self.is_announced:  # it may have hung from the start
+            return max(0.0, end_s - self.begin_s)
+        return end_s - self.begin_s if end_s > self.begin_s else None
 
     def interruption(self) -> Interruption:
         """Return its failure."""
@@ -295,6 +297,7 @@ def torchrun_failures(logs: Sequence[TorchrunLog]) -> LoggedFailures:
         "torchrun",
         _exposure(logs),
         events,
+        {} if events else {"failure": "process"},
         {end: n for end, n in ends.items() if n},
         {part: seconds for part, seconds in recovery_s.items() if seconds},
         {

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -19,10 +21,12 @@ HERE = ROOT / "experiments" / "gpu"
 
 posix = pytest.mark.skipif(os.name != "posix", reason="ends groups of processes")
 PARTS = {
-    "machine": 'part.emit({"device": "a GPU", "torch": "2"})',
+    "machine": 'part.emit({"device": "a GPU", "gpus": 1, "torch": "2"})',
     "broken": 'part.emit({"n": 1})\n    raise ValueError("it rained")',
     "stuck": 'import os, time\n    part.emit({"pid": os.getpid()})\n    time.sleep(600)',
     "quick": 'part.emit({"n": 1})\n    print("no row")\n    part.emit({"n": 2})',
+    "keeps": 'part.kept.mkdir(exist_ok=True)\n    (part.kept / "a").write_text("b")',
+    "skipped": 'part.emit({"skipped": "needs 2 GPUs or more"})',
 }
 DRIVER = """
 import sys
@@ -56,6 +60,13 @@ def results(folder: Path) -> dict[str, dict]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def archived(folder: Path) -> dict[str, bytes]:
+    """Return the files in the archive beside the results."""
+    (path,) = (folder / "results").glob("*.tar.xz")
+    with tarfile.open(path) as tar:
+        return {each.name: tar.extractfile(each).read() for each in tar}
+
+
 @posix
 def test_a_part_that_fails_or_is_stuck_is_recorded_and_the_rest_goes_on(start, tmp_path) -> None:
     process = start(("broken", 60.0), ("stuck", 5.0), ("quick", 60.0))
@@ -76,6 +87,35 @@ def test_a_part_that_fails_or_is_stuck_is_recorded_and_the_rest_goes_on(start, t
     ]
 
 
+@posix
+def test_a_part_that_cannot_run_here_says_why_and_is_no_failure(start, tmp_path) -> None:
+    process = start(("skipped", 60.0), ("keeps", 60.0))
+    out, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0
+    part = results(tmp_path)["parts"]["skipped"]
+    assert (part["status"], part["error"], part["rows"]) == ("skipped", "needs 2 GPUs or more", [])
+    assert "skipped: skipped, 0 rows ()" in out
+    assert archived(tmp_path) == {"a": b"b"}
+    assert [path.suffix for path in (tmp_path / "results").iterdir() if path.is_dir()] == []
+
+
+def test_results_name_the_commit_and_whether_files_differ_from_it(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    monkeypatch.setattr(gpu, "RESULTS", tmp_path / "results")
+    assert gpu.commit() == {"commit": None, "dirty": None}
+    as_somebody = ("-c", "user.name=a", "-c", "user.email=a@b")
+    (tmp_path / "file").write_text("1")
+    for words in (("init", "-q"), ("add", "."), (*as_somebody, "commit", "-q", "-m", "first")):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True, timeout=60)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "earlier.json").write_text("{}")
+    found = gpu.commit()
+    assert len(found["commit"]) == 12
+    assert found["dirty"] is False
+    (tmp_path / "file").write_text("2")
+    assert gpu.commit() == found | {"dirty": True}
+
+
 def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -87,7 +127,7 @@ def is_alive(pid: int) -> bool:
 @posix
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda sent: sent.name)
 def test_whatever_ends_the_command_keeps_what_was_measured_and_ends_the_part(start, tmp_path, sent) -> None:
-    process = start(("quick", 60.0), ("stuck", 600.0))
+    process = start(("keeps", 60.0), ("quick", 60.0), ("stuck", 600.0))
     deadline_s = time.monotonic() + TIMEOUT_S
     while not (found := kept(tmp_path)):
         assert time.monotonic() < deadline_s
@@ -100,8 +140,9 @@ def test_whatever_ends_the_command_keeps_what_was_measured_and_ends_the_part(sta
         assert time.monotonic() < deadline_s, "the part goes on"
         time.sleep(0.1)
     parts = results(tmp_path)["parts"]
-    assert [part["status"] for part in parts.values()] == ["done", "interrupted"]
-    assert [len(part["rows"]) for part in parts.values()] == [2, 1]
+    assert [part["status"] for part in parts.values()] == ["done", "done", "interrupted"]
+    assert [len(part["rows"]) for part in parts.values()] == [0, 2, 1]
+    assert archived(tmp_path) == {"a": b"b"}
 
 
 def kept(folder: Path) -> list[dict]:
@@ -137,7 +178,8 @@ def test_results_of_a_dry_run_do_not_go_where_those_of_gpus_are(capsys) -> None:
 
 
 def test_limits_of_the_parts_fit_into_eight_minutes() -> None:
-    assert sum(part.limit_s for part in gpu.PARTS) <= gpu.LIMIT_S < 480
+    for n_gpus in (1, 2, 8):
+        assert sum(part.limit_s for part in gpu.PARTS if part.runs_on(n_gpus)) <= gpu.LIMIT_S < 480
     assert {part.name for part in gpu.PARTS} == set(page.PARTS)
 
 
@@ -152,10 +194,10 @@ def test_every_test_that_needs_a_gpu_is_where_they_are_looked_for() -> None:
 
 
 @posix
-def test_dry_run_does_every_part_and_is_not_shown_on_the_page(tmp_path: Path) -> None:
+def test_dry_run_does_every_part_and_is_not_shown_on_the_page(tmp_path: Path, monkeypatch) -> None:
     command = [sys.executable, str(ROOT / "tools" / "gpu.py"), "--dry-run", "-o", str(tmp_path)]
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, cwd="/", env=environ, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, cwd="/", env=environ, capture_output=True, text=True, timeout=1500, check=False)
     (path,) = tmp_path.glob("*.json")
     found = json.loads(path.read_text(encoding="utf-8"))
     assert {name: part["error"] for name, part in found["parts"].items()} == dict.fromkeys(page.PARTS)
@@ -163,7 +205,9 @@ def test_dry_run_does_every_part_and_is_not_shown_on_the_page(tmp_path: Path) ->
     assert found["dry_run"] is True
     assert found["device"] == "no GPU: a dry run on CPUs at toy sizes"
     assert page.recorded(tmp_path) == []
-    assert set(page.tables(tmp_path).values()) == {page.NOTHING}
+    for name, table in page.tables(tmp_path).items():
+        assert table == page.NOTHING or name == "summary"
+    assert set(page.trust(tmp_path).values()) == {page.NEVER}
     # Shown as if of a GPU, every table can be made of such rows.
     path.write_text(json.dumps(found | {"dry_run": False, "driver": "1", "nccl": "2"}), encoding="utf-8")
     tables = page.tables(tmp_path)
@@ -172,7 +216,25 @@ def test_dry_run_does_every_part_and_is_not_shown_on_the_page(tmp_path: Path) ->
     assert "Named and not planted: " in tables["profiled"]  # how many depends on what else the machine does
     assert "differ by at most 0 from those" in tables["single"]
     assert "BROKEN" not in tables["selection"]
-    assert tables["summary"].startswith("no GPU: a dry run on CPUs at toy sizes: Makespans: error median ")
+    assert "equal to the last bit: 6 of 6 schedules, 4 ranks." in tables["nccl"]
+    assert "A killed rank was named by 3 of 3, in " in tables["nccl"]
+    assert "equal to the last bit: 6 of 6 schedules, 2 ranks." in tables["shared_gpu"]
+    assert "| 512 | device, late by 20 ms | 16 | hsgd-2-8,4-world |" in tables["peers"]
+    trusted = page.trust(tmp_path)
+    assert re.search(r"4 makespans, error median \d+\.\d%, worst [+-]", trusted["one rank alone"])
+    assert "in a job of 8: 18 makespans, error median" in trusted["one real rank among simulated ones"]
+    assert "12 makespans of 4 GPUs" in trusted["a rank on each of several GPUs, over NCCL"]
+    # Everything that was compared is kept, is small, and can be predicted again.
+    kept_nbytes = path.with_suffix(gpu.ARCHIVE).stat().st_size
+    assert kept_nbytes + path.stat().st_size < 2e6
+    monkeypatch.syspath_prepend(str(HERE))
+    compared = [row for part in found["parts"].values() for row in part["rows"] if "kept" in row]
+    assert len(compared) == 4 + 42 + 12
+    n_rows, lacks = load_script(HERE / "kept.py").predict_again(path)
+    assert n_rows >= len(compared)
+    assert lacks == [f"{path.name}: 8 runs were not kept (cluster, workload and trace)"]
+    again = json.loads(path.read_text(encoding="utf-8"))["parts"]
+    assert [row for part in again.values() for row in part["rows"] if "kept" in row] == compared
 
 
 def test_what_was_named_is_held_against_what_was_planted(monkeypatch) -> None:
@@ -187,7 +249,7 @@ def test_what_was_named_is_held_against_what_was_planted(monkeypatch) -> None:
     found = {"stragglers": stragglers, "step": {"measured_s": 0.1, "predicted_s": 0.11}}
     stamps_s = np.array([[[0.0, 0.1], [0.1, 0.2]], [[0.0, 0.1], [0.1, 0.22]]])
     rows: list[dict] = []
-    profiled._emit(profiled.common.Part(rows.append, True), late_s, found, stamps_s)
+    profiled._emit(profiled.common.Part(rows.append, True, HERE), late_s, found, stamps_s)
     assert [(row["rank"], row["step"], row["named_ms"]) for row in rows[:-1]] == [(0, 1, 149.0), (1, 3, None)]
     assert rows[-1]["named_and_not_planted"] == [[1, 2]]
     assert rows[-1]["step_ms"] == pytest.approx(110.0)

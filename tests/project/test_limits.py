@@ -7,6 +7,7 @@ from typing import get_args
 
 import pytest
 import yaml
+from scripts import load_script
 
 from simdist.cli import cli
 from simdist.scenario import disturbances
@@ -15,6 +16,7 @@ from simdist.settings.base import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+GPU_PAGE = load_script(ROOT / "experiments" / "gpu" / "page.py")
 TABLE = yaml.safe_load(Path(__file__).with_name("limits.yaml").read_text(encoding="utf-8"))
 NOT_PROSE = re.compile(r"^```.*?^```$|<!--.*?-->|^#.*?$", re.S | re.M)
 BLOCK = re.compile(r"\n\s*\n|\n(?=[*|])")  # paragraphs, items of lists, rows of tables
@@ -67,6 +69,8 @@ def exists(answer) -> bool:
         case "key":
             fields = {field for each in subclasses(Settings) for field in each.model_fields}
             return name in fields | {field.rpartition("_")[0] for field in fields}  # a field may end in its unit
+        case "measured":  # by this part of the experiment on GPUs
+            return GPU_PAGE.newest(name, GPU_PAGE.RESULTS) is not None
         case "recorded":
             return any(ROOT.glob(name))
         case "real":
@@ -119,6 +123,8 @@ def test_denials_of_what_exists_and_new_limits_are_noticed(sentence, reason) -> 
         ({"key": "num_workers"}, True),
         ({"key": "cpu_offload"}, False),
         ({"recorded": "experiments/gpu/results/*.json"}, True),
+        ({"measured": "suite"}, True),
+        ({"measured": "teleportation"}, False),
         ({"real": "timeout"}, True),
         ({"real": "resume"}, False),
     ],

@@ -94,7 +94,7 @@ def test_one_event_that_ends_several_jobs_is_one(tmp_path):
 def test_a_requeued_job_tells_how_long_it_waited(tmp_path):
     rows = row(1, "NODE_FAIL", 0, 5), row(1, "PREEMPTED", 5.5, 2), row(1, "COMPLETED", 8, 2), row(2, "FAILED", 0, 1)
     found = read(tmp_path, *rows)
-    assert found.recovery_s == {"schedule": (0.5 * HOUR_S, 0.5 * HOUR_S)}
+    assert found.recovery_s == {"schedule": (0.5 * HOUR_S,), "lasts": (0.5 * HOUR_S,)}
 
 
 def test_time_before_the_log_begins_does_not_count(tmp_path):
@@ -102,13 +102,28 @@ def test_time_before_the_log_begins_does_not_count(tmp_path):
     found = read(tmp_path, *window)
     assert found.exposure.job_s == (60 - 51 + 3) * HOUR_S  # from the end of job 1 on
     assert causes(found) == ["node failure"]  # the end of job 1 says where the log begins
-    assert any("--truncate" in note for note in found.notes)
+    assert any("# sacct --starttime" in note for note in found.notes)
+    for command in (
+        "# sacct -a --starttime 2026-03-01 -P",
+        "$ sacct -S2026-03-01T00:00",
+        "# sacct --starttime=2026-03-01",
+    ):
+        found = read(tmp_path, HEADER, *window, header=command)
+        assert found.exposure.job_s == (1 + 10 + 3) * HOUR_S
+        assert causes(found) == ["failed job", "node failure"]
     both = row(1, "NODE_FAIL", 0, 5), row(2, "NODE_FAIL", 1, 4.01, hosts="cn2"), row(3, "COMPLETED", 9, 5)
     assert causes(read(tmp_path, *both)) == []  # they are one event
     truncated = row(1, "FAILED", 0, 1), row(2, "RUNNING", 0, 10, hosts="cn2"), row(3, "NODE_FAIL", 2, 3)
     found = read(tmp_path, *truncated)
     assert found.exposure.job_s == (1 + 10 + 3) * HOUR_S
     assert causes(found) == ["failed job", "node failure"]
+
+
+def test_time_in_which_a_job_was_suspended_does_not_count(tmp_path):
+    times = "2026-03-01T00:00:00|2026-03-01T09:00:00|05:00:00"
+    found = read(tmp_path, f"1|x|NODE_FAIL|{times}|{tres(8)}|cn1", row(1, "COMPLETED", 9.5, 2))
+    assert found.exposure.job_s == 7 * HOUR_S
+    assert found.recovery_s == {"schedule": (0.5 * HOUR_S,)}
 
 
 def test_one_job_after_the_other_counts_whole(tmp_path):
@@ -207,9 +222,11 @@ DAMAGED = {
     "job": ("one|x|FAILED|2026-03-01T00:00:00|Unknown|00:10:00||", ":2: JobID 'one'"),
     "relative time": ("1|x|FAILED|4 Sep 11:18|4 Sep 11:18|00:00:23||", "unset SLURM_TIME_FORMAT"),
     "no such day": ("1|x|FAILED|2026-02-30T00:00:00|Unknown|00:10:00||", "there is no such time"),
+    "order": ("1|x|FAILED|2026-03-02T00:00:00|2026-03-01T00:00:00|00:10:00||", "-86400 s from Start to End"),
     "elapsed": ("1|x|FAILED|2026-03-01T00:00:00|Unknown|10 min||", "Elapsed '10 min': write e.g. 1-02:03:04"),
     "GPUs": ("1|x|FAILED|2026-03-01T00:00:00|Unknown|00:10:00|gres/gpu=many|", "gres/gpu 'many'"),
     "nodes": ("1|x|FAILED|2026-03-01T00:00:00|Unknown|00:10:00||cn[1-", "NodeList 'cn[1-'"),
+    "begin": ("# sacct -S now-2days", "write e.g. 2026-03-01"),
     "torn": ("1|x|FAILED|2026-03-01", "4 values in 8 columns"),
     "separator in a value": ("1|a|b|FAILED|2026-03-01T00:00:00|Unknown|00:10:00||x", "9 values in 8 columns"),
     "nothing ran": ("1|x|PENDING|Unknown|Unknown|00:00:00||", "no job in it ran"),
@@ -220,7 +237,7 @@ DAMAGED = {
 def test_damage_is_named_with_its_line_and_remedy(tmp_path, name):
     line, message = DAMAGED[name]
     with pytest.raises(ScenarioError) as error:
-        read(tmp_path, line)
+        read(tmp_path, *([line, HEADER] if line[0] == "#" else [HEADER, line]), header=None)
     assert message in str(error.value)
     assert str(error.value).startswith(str(tmp_path / "sacct.txt"))
 
@@ -232,7 +249,9 @@ def test_a_table_without_a_needed_column_names_the_command(tmp_path):
         read(tmp_path, "1|FAILED|00:10:00", header=None)
 
 
-@pytest.mark.parametrize(("text", "n"), [("gres/gpu:a100=4,gres/gpu:h100=2", 6), ("gres/gpu=8,gres/gpu:a100=8", 8)])
+@pytest.mark.parametrize(
+    ("text", "n"), [("gres/gpu:a100=4,gres/gpu:h100=2", 6), ("gres/gpu=8,gres/gpu:a100=8", 8), ("cpu=4,gres/gpu=2", 2)]
+)
 def test_gpus_of_types_are_in_the_sum(text, n):
     assert gpus_of(text) == n
 

@@ -1,0 +1,144 @@
+"""Measured runs whose results keep everything that a prediction needs, so that it can be made again with a later model.
+
+Of each run are kept: its scenario with cluster and workload, its delays, and its trace, which holds the plan. A folder
+of such runs becomes one archive beside the results.
+"""
+
+import json
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import common
+
+sys.path.append(str(common.ROOT / "experiments" / "emulated_cluster"))
+
+SUFFIX = ".tar.xz"  # of the archive beside a file of results
+TICK_S = 2.0**-24  # 60 ns, to which kept times are rounded: they take half the bytes
+
+
+def keep(part: common.Part, run: Path, name: str) -> common.Row:
+    """Keep a measured run, and return its row: `kept` and what `numbers` says.
+
+    Args:
+        part: Has the folder of kept runs.
+        run: The run directory.
+        name: Of the run in that folder.
+    """
+    import numpy as np
+
+    from simdist.files import replacing
+    from simdist.runs import run_directory
+
+    found = run_directory.read(run)
+    trace = run_directory.read_trace(run / run_directory.REAL, plan=found.plan)
+
+    ready_s, start_s, end_s = (np.round(each / TICK_S) * TICK_S for each in (trace.ready_s, trace.start_s, trace.end_s))
+    folder = part.kept / name
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = run_directory.contents(found.scenario, found.plan, found.delays)
+    for file, content in contents.items():
+        if file != run_directory.PLAN:  # the trace has it
+            with replacing(folder / file) as beside:
+                beside.write_bytes(content)
+    rounded = replace(trace, ready_s=ready_s, start_s=start_s, end_s=end_s)
+    run_directory.save_trace(rounded, folder / run_directory.REAL)
+    return {"kept": name} | numbers(folder)
+
+
+def numbers(folder: Path) -> common.Row:
+    """Return what today's model says of a kept run, beside what was measured.
+
+    Columns:
+        schedule, ranks, steps: Of the plan.
+        simulated_ms, measured_ms, error: A step; of one real rank among simulated ones, its own.
+        operations: Kind of operation -> milliseconds of a step and rank, simulated and measured.
+        overlap: Share of the measured waiting that the simulation charges to the same rank in the same step.
+        stragglers, charged: Those that alone made others wait in the simulation, and those of them that the measured
+            trace charges with it; only if all ranks are real.
+        injected: Injected delays by channel.
+    """
+    from study import charged  # of the experiment on the emulated cluster
+
+    from simdist import scenario as scenarios
+    from simdist.runs import run_directory
+    from simdist.runs.run_directory import RunDirectory
+    from simdist.studies.validated_run import validate_run
+
+    trace = run_directory.read_trace(folder / run_directory.REAL)
+    delays = run_directory.read_delays(folder / run_directory.DELAYS, trace.plan)
+    run = RunDirectory(folder, scenarios.load(folder / run_directory.SCENARIO), trace.plan, delays)
+    validated = validate_run(run)
+    found = validated.validation
+    n_ranks = 1 if trace.real_rank is not None else trace.plan.world_size
+    per_step = 1e3 / found.n_steps
+    row: common.Row = {
+        "schedule": found.schedule,
+        "ranks": trace.plan.world_size,
+        "steps": found.n_steps,
+        "simulated_ms": per_step * found.simulated_s,
+        "measured_ms": per_step * found.measured_s,
+        "error": found.error,
+        "operations": {
+            f"{kind.op} {kind.group}".strip(): (
+                per_step / n_ranks * kind.simulated_total_s,
+                per_step / n_ranks * kind.measured_total_s,
+            )
+            for kind in found.kinds
+        },
+        "overlap": found.overlap if found.overlap == found.overlap else None,
+        "injected": [
+            {name: getattr(each, name) for name in ("channel", "count", "drawn_s", "measured_s", "difference_s")}
+            for each in found.injections
+        ],
+    }
+    if trace.real_rank is None:
+        row["stragglers"], row["charged"] = charged(validated.real, validated.simulated, delays)
+    return row
+
+
+@contextmanager
+def unpacked(archive: Path) -> Iterator[Path]:
+    """Return a folder with the files of an archive, which is removed at the end."""
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+        yield Path(folder)
+
+
+def predict_again(results: Path) -> tuple[int, list[str]]:
+    """Predict the rows of recorded results again with today's model, and write them.
+
+    Predicted again are rows with a kept run, and step times of presets.
+
+    Args:
+        results: A file of results.
+
+    Returns:
+        How many rows were predicted, and what lacks.
+    """
+    import steps
+
+    document = json.loads(results.read_text(encoding="utf-8"))
+    archive = results.with_suffix(SUFFIX)
+    lacks, n_rows = [], 0
+    rows = [row for part in document["parts"].values() for row in part["rows"]]
+    curves = [row for row in document["parts"].get("steps", {"rows": []})["rows"] if row["step_ms"] is not None]
+    for row in curves:
+        row["predicted_ms"] = steps.predicted_ms(row["model"], row["precision"], row["batch_size"], row["preset"])
+        n_rows += 1
+    of_runs = [row for row in rows if "kept" in row]
+    if of_runs and archive.exists():
+        with unpacked(archive) as folder:
+            for row in of_runs:
+                row |= numbers(folder / row["kept"])
+        n_rows += len(of_runs)
+    elif of_runs:
+        lacks.append(f"{archive.name}: is not there, so {len(of_runs)} runs cannot be predicted again")
+    if n_lost := sum("simulated_ms" in row and "kept" not in row for row in rows):
+        lacks.append(f"{results.name}: {n_lost} runs were not kept (cluster, workload and trace)")
+    results.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return n_rows, lacks

@@ -1,0 +1,184 @@
+"""What the comparison with GPUs keeps can be predicted again, and its parts notice what is wrong."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from scripts import ROOT, load_script
+
+torch = pytest.importorskip("torch")
+
+from real.cli import main  # noqa: E402
+
+HERE = ROOT / "experiments" / "gpu"
+RECORDED = sorted((HERE / "results").glob("*.json"))
+gpu = load_script(ROOT / "tools" / "gpu.py")
+SCENARIO = {
+    "cluster": {
+        "nodes": 2,
+        "gpus_per_node": 2,
+        "fabric": {"latency": "50 us", "bandwidth": "2 GB/s"},
+        "network": {"latency": "100 us", "bandwidth": "1 GB/s"},
+        "device": {"name": "any", "memory_bandwidth": "10 GB/s", "host_bandwidth": "10 GB/s"},
+    },
+    "workload": {"preset": "mlp", "batch_size": 1, "forward": "3 ms", "backward": "5 ms"},
+    "disturbances": [{"kind": "transient", "on": "host", "probability": "50%", "delay": "10 ms"}],
+    "schedules": [{"kind": "sync"}, {"kind": "local_sgd", "period": 2}],
+    "steps": 3,
+}
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
+    """Return the modules of the experiment that have no torch of their own to load."""
+    monkeypatch.syspath_prepend(str(HERE))
+    return {name: load_script(HERE / f"{name}.py") for name in ("common", "kept", "values", "nccl", "shared_gpu")}
+
+
+@pytest.fixture
+def results(modules: dict[str, ModuleType], tmp_path: Path) -> Path:
+    """Return the results of two runs of one real rank among simulated ones, with their archive."""
+    common, kept = modules["common"], modules["kept"]
+    runs = common.planned(SCENARIO, tmp_path / "planned")
+    assert main([str(runs), "--rank", "1", "--peers", "simulated"]) == 0
+    part = common.Part(lambda row: None, True, tmp_path / "results")
+    rows = [kept.keep(part, runs / schedule, f"peers/{schedule}") for schedule in ("sync", "local-2")]
+    gpu.pack(part.kept, tmp_path / "results.tar.xz")
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps({"parts": {"peers": {"rows": rows}}}), encoding="utf-8")
+    return file
+
+
+def rows_of(results: Path) -> list[dict]:
+    document = json.loads(results.read_text(encoding="utf-8"))
+    return [row for part in document["parts"].values() for row in part["rows"]]
+
+
+def test_kept_runs_are_predicted_as_they_were(modules: dict[str, ModuleType], results: Path) -> None:
+    before = rows_of(results)
+    assert modules["kept"].predict_again(results) == (2, [])
+    assert rows_of(results) == before
+    assert [(row["schedule"], row["ranks"], row["steps"]) for row in before] == [("sync", 4, 3), ("local-2", 4, 3)]
+    for row in before:
+        assert row["error"] == pytest.approx(row["simulated_ms"] / row["measured_ms"] - 1)
+        assert {"forward", "backward", "optimize"} < row["operations"].keys()
+        assert [each["channel"] for each in row["injected"]] == ["host"]
+
+
+def test_another_model_predicts_kept_runs_anew_and_leaves_what_was_measured(
+    modules: dict[str, ModuleType], results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from simdist.runs import calibrated
+
+    def with_slower_links(run, machines, *, real):
+        cluster = run.scenario.cluster
+        network = cluster.network.model_copy(update={"latency_s": 1.0})
+        return run.scenario.model_copy(update={"cluster": cluster.model_copy(update={"network": network})})
+
+    before = rows_of(results)
+    monkeypatch.setattr(calibrated, "simulated_scenario", with_slower_links)
+    assert modules["kept"].predict_again(results) == (2, [])
+    for row, old in zip(rows_of(results), before, strict=True):
+        assert row["simulated_ms"] > old["simulated_ms"] + 300
+        assert row["measured_ms"] == old["measured_ms"]
+        assert row["error"] == pytest.approx(row["simulated_ms"] / row["measured_ms"] - 1)
+
+
+def test_equal_files_give_equal_archives(results: Path, tmp_path: Path) -> None:
+    archive, other = results.with_suffix(gpu.ARCHIVE), tmp_path / "other.tar.xz"
+    copied = shutil.copytree(tmp_path / "results", tmp_path / "copied")
+    for path in copied.rglob("*"):
+        os.utime(path, (0, 0))
+    gpu.pack(copied, other)
+    assert other.read_bytes() == archive.read_bytes()
+
+
+def test_what_lacks_is_said(modules: dict[str, ModuleType], results: Path) -> None:
+    results.with_suffix(gpu.ARCHIVE).unlink()
+    before = rows_of(results)
+    said = "results.tar.xz: is not there, so 2 runs cannot be predicted again"
+    assert modules["kept"].predict_again(results) == (0, [said])
+    assert rows_of(results) == before
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=lambda path: path.stem)
+def test_recorded_results_are_those_of_the_model_of_today(
+    modules: dict[str, ModuleType], recorded: Path, tmp_path: Path
+) -> None:
+    """If the model has changed: `python experiments/gpu/page.py --again --write`, and read the new errors."""
+    copy = tmp_path / recorded.name
+    shutil.copy(recorded, copy)
+    archive = recorded.with_suffix(gpu.ARCHIVE)
+    if archive.exists():
+        shutil.copy(archive, copy.with_suffix(gpu.ARCHIVE))
+    before = rows_of(recorded)
+    curves = json.loads(recorded.read_text(encoding="utf-8"))["parts"].get("steps", {"rows": []})["rows"]
+    n_rows, lacks = modules["kept"].predict_again(copy)
+    assert n_rows == sum("kept" in row for row in before) + sum(row["step_ms"] is not None for row in curves)
+    lost = sum("simulated_ms" in row and "kept" not in row for row in before)
+    assert lacks == ([f"{recorded.name}: {lost} runs were not kept (cluster, workload and trace)"] if lost else [])
+    for row, old in zip(rows_of(copy), before, strict=True):
+        if "kept" in old:
+            assert row["simulated_ms"] == pytest.approx(old["simulated_ms"], rel=1e-9), old["kept"]
+
+
+def checkpoint(folder: Path, parameters: dict[str, list[float]], pieces: dict[str, list[float]]) -> None:
+    (folder / "saved").mkdir(parents=True)
+    content = {
+        "step": 3,
+        "model": {name: torch.tensor(values) for name, values in parameters.items()},
+        "pieces": {name: (0, torch.tensor(values)) for name, values in pieces.items()},
+    }
+    torch.save(content, folder / "saved" / "step-000003-rank-00000.pt")
+
+
+def test_parameters_that_differ_in_the_last_bit_are_not_equal(modules: dict[str, ModuleType], tmp_path: Path) -> None:
+    next_up = float(torch.nextafter(torch.tensor(1.0), torch.tensor(2.0)))
+    checkpoint(tmp_path / "one", {"a": [1.0, 2.0], "b": [3.0]}, {"c": [1.0], "d": [4.0]})
+    checkpoint(tmp_path / "same", {"a": [1.0, 2.0], "b": [3.0]}, {"c": [1.0], "d": [4.0]})
+    checkpoint(tmp_path / "other", {"a": [next_up, 2.0], "b": [3.0]}, {"c": [next_up], "e": [4.0]})
+    equal = modules["values"]._equal
+    assert equal(tmp_path / "one", tmp_path / "same") == (4, 4)
+    assert equal(tmp_path / "one", tmp_path / "other") == (1, 5)
+
+
+def test_one_gpu_is_too_few_and_an_older_nccl_shares_none(
+    modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
+    rows: list[dict] = []
+    part = modules["common"].Part(rows.append, False, HERE)
+    modules["nccl"].run(part)
+    modules["shared_gpu"].run(part)
+    assert rows == [
+        {"skipped": "needs 2 GPUs or more"},
+        {"skipped": "ranks share a GPU over NCCL from 2.30 on; this is 2.28.9"},
+    ]
+
+
+@pytest.mark.parametrize(("n_gpus", "n_ranks"), [(2, 2), (3, 2), (7, 4), (8, 8), (16, 8)])
+def test_ranks_are_a_power_of_two(
+    modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, n_gpus: int, n_ranks: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: n_gpus)
+    assert modules["nccl"]._n_ranks() == n_ranks
+
+
+@pytest.mark.full  # the dry run of `tools/gpu.py` has four
+@pytest.mark.skipif(sys.platform == "win32", reason="ends processes by signals")
+def test_two_ranks_go_the_way_of_several_gpus(
+    modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(modules["nccl"], "DRY_RANKS", 2)
+    rows: list[dict] = []
+    modules["nccl"].run(modules["common"].Part(rows.append, True, tmp_path))
+    assert [row["outcome"] for row in rows if row["what"] != "plan" and row["what"] != "order"] == ["passed"] * 7
+    plans = [row for row in rows if row["what"] == "plan"]
+    assert len(plans) == 12
+    assert {row["ranks"] for row in plans} == {2}
+    assert all((tmp_path / row["kept"] / "trace.real.npz").exists() for row in plans)
