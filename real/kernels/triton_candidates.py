@@ -213,7 +213,7 @@ def append_groups(chosen, end, groups, is_chosen):
 
 
 @triton.jit
-def level(magnitudes, mean, up, down, STEPS: tl.constexpr):
+def level_of(magnitudes, mean, up, down, STEPS: tl.constexpr):
     """Return the height of `real.kernels.topk`, plus `STEPS`: a number with N + 1 binary digits.
 
     With one step, each magnitude is a level of its own: its bits.
@@ -252,7 +252,7 @@ def collect(  # noqa: PLR0913 (pointers and sizes one by one)
     for begin in range(0, n_entries, AT_ONCE):
         next_found = tl.load(values + next_where, mask=is_next & (next_where < count), other=0.0)
         after_where, is_after = _places(chosen, n_entries, entries + (begin + 2 * AT_ONCE), GROUP)
-        found_levels = level(magnitude(found, LARGEST), mean, up, down, STEPS)
+        found_levels = level_of(magnitude(found, LARGEST), mean, up, down, STEPS)
         is_candidate = is_entry & (where < count) & (found_levels >= lowest)
         ones = is_candidate.to(tl.int32)
         slots = end + tl.cumsum(ones, axis=0) - 1

@@ -196,7 +196,7 @@ def _lowest_level(scale, counts, k, STEPS: tl.constexpr, CELLS: tl.constexpr, SH
     up = tl.load(scale + 2)
     down = tl.load(scale + 3)
     cell, _ = common.kth_cell(counts, k, CELLS)
-    return common.level(_floor_of(cell, highest, CELLS, SHIFT), mean, up, down, STEPS), mean, up, down
+    return common.level_of(_floor_of(cell, highest, CELLS, SHIFT), mean, up, down, STEPS), mean, up, down
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -212,7 +212,7 @@ def _choose(  # noqa: PLR0913 (pointers and sizes one by one)
     for begin in range(0, n, CHUNK):
         groups = begin + tl.arange(0, CHUNK)
         group_maxima = tl.load(maxima + first + groups, mask=groups < n, other=0.0)
-        is_chosen = (groups < n) & (common.level(group_maxima, mean, up, down, STEPS) >= lowest)
+        is_chosen = (groups < n) & (common.level_of(group_maxima, mean, up, down, STEPS) >= lowest)
         end = common.append_groups(chosen + first, end, groups, is_chosen)
     tl.store(n_chosen + span, end)
 
