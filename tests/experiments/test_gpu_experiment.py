@@ -36,7 +36,8 @@ SCENARIO = {
 def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     """Return the modules of the experiment that have no torch of their own to load."""
     monkeypatch.syspath_prepend(str(HERE))
-    return {name: load_script(HERE / f"{name}.py") for name in ("common", "kept", "values", "nccl", "shared_gpu")}
+    found = {name: load_script(HERE / f"{name}.py") for name in ("kept", "values", "nccl", "shared_gpu")}
+    return found | {"common": found["kept"].common}
 
 
 @pytest.fixture
@@ -103,6 +104,32 @@ def test_what_lacks_is_said(modules: dict[str, ModuleType], results: Path) -> No
     said = "results.tar.xz: is not there, so 2 runs cannot be predicted again"
     assert modules["kept"].predict_again(results) == (0, [said])
     assert rows_of(results) == before
+
+
+def test_a_key_that_is_gone_stops_no_other_run(modules: dict[str, ModuleType], results: Path, tmp_path: Path) -> None:
+    file = tmp_path / "results" / "peers" / "sync" / "scenario.yaml"
+    text = file.read_text(encoding="utf-8").replace("workload:\n", "workload:\n  launch: 3 ms\n", 1)
+    file.write_text(text, encoding="utf-8")
+    gpu.pack(tmp_path / "results", results.with_suffix(gpu.ARCHIVE))
+    before = rows_of(results)
+    n_rows, (lacks,) = modules["kept"].predict_again(results)
+    assert n_rows == 1
+    assert lacks.startswith("peers/sync: cannot be predicted again: peers/sync/scenario.yaml:")
+    assert "unknown key 'launch'" in lacks
+    assert rows_of(results) == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="starts processes by a fork server")
+def test_what_was_measured_before_a_failure_is_kept(modules: dict[str, ModuleType], tmp_path: Path) -> None:
+    common, kept = modules["common"], modules["kept"]
+    runs = common.planned(SCENARIO, tmp_path / "good")
+    refused = common.planned(SCENARIO | {"schedules": [{"kind": "backup_workers", "backup": 1}]}, tmp_path / "bad")
+    rows: list[dict] = []
+    part = common.Part(rows.append, True, tmp_path / "kept")
+    named = {runs: ("good", {"of": "good"}), refused: ("bad", {"of": "bad"})}
+    with pytest.raises(common.PartError, match="drops the late"):
+        kept.perform(part, ("real", *named, "--rank", 1, "--peers", "simulated"), 1, named)
+    assert [(row["of"], row["kept"]) for row in rows] == [("good", "good/local-2"), ("good", "good/sync")]
 
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=lambda path: path.stem)
