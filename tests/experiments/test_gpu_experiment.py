@@ -8,11 +8,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 from scripts import ROOT, load_script
 
 torch = pytest.importorskip("torch")
 
 from real.cli import main  # noqa: E402
+from simdist.scenario import loads  # noqa: E402
 
 HERE = ROOT / "experiments" / "gpu"
 RECORDED = sorted((HERE / "results").glob("*.json"))
@@ -186,6 +188,29 @@ def test_one_gpu_is_too_few_and_an_older_nccl_shares_none(
         {"skipped": "needs 2 GPUs or more"},
         {"skipped": "ranks share a GPU over NCCL from 2.30 on; this is 2.28.9"},
     ]
+
+
+@pytest.mark.parametrize("name", ["dgx-h100", "dgx-h200", "dgx-b200", "dgx-a100", "v100x8-25gbit", "gcp-t4x4-32gbit"])
+def test_every_known_gpu_has_a_cluster_for_all_plans(
+    modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    jobs = modules["nccl"].jobs
+    assert name in jobs.CLUSTERS.values()
+    monkeypatch.setattr(jobs, "preset", lambda: name)
+    part = modules["common"].Part(lambda row: None, False, HERE)
+    for n_ranks in (1, 2, 8, 64, 512):
+        rank = min(3, n_ranks - 1)
+        late = jobs.troubles(n_ranks, rank, "50 ms")["device, late by 50 ms"]
+        document = {
+            "cluster": jobs.cluster(part, n_ranks),
+            "workload": SCENARIO["workload"],
+            "disturbances": late if n_ranks > 1 else [],
+            "schedules": jobs.schedules(n_ranks),
+            "steps": 2,
+        }
+        scenario = loads(yaml.safe_dump(document))
+        assert scenario.cluster.world_size == n_ranks
+        assert len(scenario.schedules) == (6 if n_ranks > 1 else 4)
 
 
 @pytest.mark.parametrize(("n_gpus", "n_ranks"), [(2, 2), (3, 2), (7, 4), (8, 8), (16, 8)])
