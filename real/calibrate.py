@@ -19,6 +19,7 @@ from real.calibration import machine, output
 from real.calibration.clusters import Cores, LinkForm, derive
 from real.calibration.data import DataRates, Setup, measure_data, with_data
 from real.calibration.measure import measure_calls, measure_task, tasks
+from real.calibration.steps import SmallTimes, measure_small, measure_step
 from real.calibration.tables import MEASURED_OPS, OpName
 from real.data.filecache import default_folder
 from real.data.sources import choose_decode, sample_shape
@@ -30,7 +31,8 @@ from real.programs.precision import AUTOCAST
 from real.recording.timing import share_cores
 from simdist.errors import RunError, ScenarioError
 from simdist.machine import n_cores
-from simdist.scenario import dump_cluster, dump_workload
+from simdist.scenario import Cluster, dump_cluster, dump_workload
+from simdist.scenario.cluster import HostLaunches
 from simdist.settings.units import format_nbytes, format_seconds, parse_Bps, parse_nbytes, parse_seconds
 
 
@@ -223,6 +225,7 @@ def _links(
         about = f"about {format_seconds(options.budget_s)}, more where three repetitions take longer"
         click.echo(f"measuring {len(todo)} operations: {about}", err=True)
     device = machine.measure_device(connection)
+    small = measure_small(connection)
     cores = _cores(connection) if options.links == "line" and connection.backend == "gloo" else None
     sure_nbytes = sizes[-1] if options.max_nbytes else _SURE_NBYTES
     measurements = measure_task(
@@ -254,7 +257,7 @@ def _links(
         nodes=nodes,
         ranks_per_node=here.local_world_size,
         form=LinkForm(options.links, options.rate_Bps, cores, calls if connection.backend == "nccl" else None),
-        device=device,
+        device=device.model_copy(update={"floors": small.floors}) if small else device,
         library=connection.backend,
         name=options.cluster.stem if options.cluster else "measured",
         source=source,
@@ -264,7 +267,15 @@ def _links(
         click.echo(output.data_text(rates))
     if options.cluster:
         cluster = with_data(derived.cluster, rates, source=measured) if rates else derived.cluster
+        cluster = _with_launches(cluster, small)
         _write(options.cluster, dump_cluster(cluster), options.force)
+
+
+def _with_launches(cluster: Cluster, small: SmallTimes | None) -> Cluster:
+    """Return the cluster with the host's times for launching, if there are any."""
+    if small is None or small.launches == HostLaunches():
+        return cluster
+    return cluster.model_copy(update={"host": {"launches": small.launches}})
 
 
 def _cores(connection: Connection) -> Cores:
@@ -280,13 +291,15 @@ def _cores(connection: Connection) -> Cores:
 def _model(
     connection: Connection, model: str, path: Path, batch_size: int, options: SimpleNamespace, measured: str
 ) -> None:
-    times = machine.measure_step(
+    times = measure_step(
         connection, model, batch_size=batch_size, precision=options.precision, budget_s=options.budget_s / 3
     )
-    if connection.place.rank != 0:
+    if times is None:
         return
     parts = {"forward": times.forward_s, "backward": times.backward_s, "optimizer": times.optimize_s}
     said = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts.items())
+    if launches := [f"{kind} {format_seconds(times.launches.of(kind))}" for kind in times.launches.stated()]:
+        click.echo(f"{model}: the host launches {', '.join(launches)}")
     click.echo(f"{model}: {said}; the slowest rank takes {100 * times.spread:.2g} % longer than the fastest")
     workload = machine.measured_workload(
         model, batch_size=batch_size, precision=options.precision, times=times, measured=measured

@@ -60,6 +60,7 @@ _MODULE_OF = {  # the types stand in __init__.pyi, which a test compares
     "build": "runs.building",
     "compare": "questions",
     "errors": "errors:",
+    "goodput": "questions",
     "html_of": "report.notebooks",
     "import_traces": "questions",
     "learn": "questions",

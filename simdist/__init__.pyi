@@ -1,7 +1,7 @@
 from collections.abc import Callable, Mapping
 
 from simdist import errors as errors
-from simdist.questions import compare, import_traces, learn, results, simulate, sweep, tune, validate, whatif
+from simdist.questions import compare, goodput, import_traces, learn, results, simulate, sweep, tune, validate, whatif
 from simdist.report.notebooks import html_of, plot
 from simdist.runs.building import build
 from simdist.scenario import Scenario, load
@@ -40,6 +40,7 @@ __all__ = [
     "build",
     "compare",
     "errors",
+    "goodput",
     "html_of",
     "import_traces",
     "learn",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from simdist.studies.comparison import Comparison
     from simdist.studies.enough_seeds import EnoughSeeds
     from simdist.studies.facets import Facet
+    from simdist.studies.goodput import GoodputStudy
     from simdist.studies.measuring import ScheduleTimes
     from simdist.studies.validated_run import ValidatedRun
     from simdist.sweeps.definition import Sweep
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from simdist.traces.trace import Trace
     from simdist.tuning import Tuned
 
-__all__ = ["compare", "import_traces", "learn", "results", "simulate", "sweep", "tune", "validate", "whatif"]
+__all__ = ["compare", "goodput", "import_traces", "learn", "results", "simulate", "sweep", "tune", "validate", "whatif"]
 
 _EVALUATIONS = 20  # of a training run
 
@@ -88,6 +89,34 @@ def compare(  # noqa: PLR0913 (one for each option)
         warm_up=_whole("warm_up", warm_up),
     )
     remarks.warn_of(found.scenario.name, found.remarks)
+    return found
+
+
+def goodput(
+    scenario: AnyScenario,
+    *,
+    baseline: str | None = None,
+    n_seeds: int = 20,
+    price_per_gpu_hour: float | None = None,
+) -> "GoodputStudy":
+    """Show how much of a job's time trains the model under failures, where the rest goes, and what would lose less.
+
+    Args:
+        scenario: What `simdist.load` takes, or a scenario. It has `failures` and `train_for`.
+        baseline: Label or kind of the schedule that the others are compared with; `sync` or the first if None.
+        n_seeds: Seeds of steps and of failures.
+        price_per_gpu_hour: Of every GPU, those of spare nodes too; None: no costs are shown.
+
+    Raises:
+        ScenarioError: See `simdist.studies.goodput.goodput`.
+        PlanError: A schedule does not fit the cluster.
+    """
+    from simdist.studies import goodput as study
+    from simdist.studies.remarks import warn_of
+
+    n_found = _whole("n_seeds", n_seeds)
+    found = study.goodput(scenario, baseline=baseline, n_seeds=n_found, price_per_gpu_hour=price_per_gpu_hour)
+    warn_of(found.scenario.name, found.remarks)
     return found
 
 

@@ -133,7 +133,9 @@ def _performed(name: str, part: common.Part) -> common.Row:
     batch_size, steps = (4, 4) if part.dry_run else (64, 30)
     document: common.Row = {
         "workload": {"preset": name, "batch_size": batch_size, "forward": "1 ms", "backward": "2 ms"},
-        "input": {"source": "memory"},
+        # as in the loops above: the batch is on the device, and nobody waits for a loss
+        "input": {"source": "device"},
+        "host": {"run_ahead_steps": None},
         "schedules": [{"kind": "sync"}],
         "steps": steps,
     }

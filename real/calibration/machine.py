@@ -5,8 +5,6 @@ import statistics
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,6 +12,7 @@ import torch
 from real import models
 from real.buffers.memory import Memory
 from real.buffers.transforms import transform, warm_up_transforms
+from real.calibration.steps import PassTimes
 from real.collectives.byte_transfer import gather_rows
 from real.execution.running import ProgramSpec, perform_run
 from real.kernels.lowrank import orthonormalize
@@ -21,7 +20,6 @@ from real.kernels.thresholds import can_use_triton
 from real.processes.launch import Connection
 from real.programs.base import Program
 from real.programs.emulated import EmulatedProgram
-from real.programs.precision import compute_in
 from real.recording.timing import Sleeper, now_s
 from simdist.errors import ScenarioError
 from simdist.plan import Buffer, Plan, ops
@@ -40,28 +38,6 @@ _SELECTED_SHARE = 0.01
 _N_COPIES = 10
 _N_IDLE = 100
 _IDLE_S = 2e-3
-_N_WARM_UP = 3
-_LEAST_STEPS = 5
-_MOST_STEPS = 200
-
-
-@dataclass(frozen=True, slots=True)
-class _StepTimes:
-    """Seconds of the parts of a training step: the median over ranks of each rank's median over steps.
-
-    Args:
-        forward_s: Seconds of the forward pass, including the loss.
-        backward_s: Seconds of the backward pass.
-        optimize_s: Seconds of the update.
-        n_steps: Number of steps measured on each rank.
-        spread: Excess of the slowest rank's sum over the fastest's, as a share.
-    """
-
-    forward_s: float
-    backward_s: float
-    optimize_s: float
-    n_steps: int
-    spread: float
 
 
 def _device_name(device: torch.device) -> str:
@@ -183,41 +159,8 @@ def measure_handover(connection: Connection) -> float:
     return max(0.0, done[0].makespan_s / _N_IDLE - len(slept_s) * _IDLE_S) / len(step)
 
 
-def measure_step(
-    connection: Connection, model: str, *, batch_size: int, precision: Precision, budget_s: float
-) -> _StepTimes:
-    """Measure forward pass, backward pass and update of a model on all ranks at once.
-
-    Raises:
-        RunError: There is no such model.
-    """
-    device = connection.device
-    job = models.build_job(model, batch_size=batch_size, device=device, dtype=torch.float32, seed=0)
-    inputs, targets = (tensor.to(device) for tensor in job.batch(0, connection.place.rank))
-    lower = compute_in(precision)
-    autocast: AbstractContextManager[object] = torch.autocast(device.type, dtype=lower) if lower else nullcontext()
-    timer = _Timer(device)
-
-    def step() -> tuple[float, ...]:
-        job.optimizer.zero_grad()
-        timer.start()
-        with autocast:
-            loss = job.loss(job.module(inputs), targets)
-        timer.lap()
-        loss.backward()
-        timer.lap()
-        job.optimizer.step()
-        timer.lap()
-        return timer.laps_s()
-
-    for _ in range(_N_WARM_UP):
-        step()
-    connection.barrier("forward and backward pass")
-    return _summary(_repeat(step, budget_s))
-
-
 def measured_workload(
-    model: str, *, batch_size: int, precision: Precision, times: _StepTimes, measured: str
+    model: str, *, batch_size: int, precision: Precision, times: PassTimes, measured: str
 ) -> Workload:
     """Return the preset of a model with measured times, self-contained."""
     preset = load_workload(presets.path("workloads", model))
@@ -225,10 +168,12 @@ def measured_workload(
         update={
             "source": f"preset {model}; times: {measured}, {precision}, median of {times.n_steps} steps",
             "batch_size": batch_size,
+            "measured_batch_size": batch_size,
             "precision": precision,
             "forward_s": times.forward_s,
             "backward_s": times.backward_s,
             "optimize_s": times.optimize_s,
+            "launches": times.launches,
             "utilization": Utilization(),
         }
     )
@@ -291,21 +236,3 @@ def _laps_s(device: torch.device, act: Callable[[], object]) -> float:
 
 def _median_of_ranks(seconds: float) -> float:
     return float(gather_rows(torch.tensor([seconds], dtype=torch.float64))[:, 0].quantile(0.5))
-
-
-def _repeat(step: Callable[[], tuple[float, ...]], budget_s: float) -> list[tuple[float, ...]]:
-    """Measure steps for a while; each rank counts for itself, because steps do not communicate."""
-    laps_s: list[tuple[float, ...]] = []
-    begin_s = now_s()
-    while len(laps_s) < _LEAST_STEPS or (now_s() - begin_s < budget_s and len(laps_s) < _MOST_STEPS):
-        laps_s.append(step())
-    return laps_s
-
-
-def _summary(laps_s: list[tuple[float, ...]]) -> _StepTimes:
-    medians_s = [statistics.median(part) for part in zip(*laps_s, strict=True)]
-    ranks_s = gather_rows(torch.tensor([*medians_s, float(len(laps_s))], dtype=torch.float64))
-    forward_s, backward_s, optimize_s, _ = ranks_s.quantile(0.5, dim=0).tolist()
-    sums_s = ranks_s[:, :3].sum(dim=1)
-    spread = float(sums_s.max() / sums_s.min() - 1)
-    return _StepTimes(forward_s, backward_s, optimize_s, int(ranks_s[:, 3].min()), spread)

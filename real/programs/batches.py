@@ -29,6 +29,7 @@ class PassBatches:
         self._in_memory = {buffer.name for buffer in plan.buffers if buffer.place == "host" and buffer.initialized}
         self._held: dict[str, Sequence[Batch]] = {}
         self._at = -1, 0  # step, and its next pass
+        self._ahead = _Ahead(self.made, plan.n_steps * self._n_passes, device) if device.type == "cuda" else None
 
     def made(self, number: int) -> Batch:
         """Make the batch of a pass, and return it on the device."""
@@ -56,11 +57,17 @@ class PassBatches:
         self._held[op.dst] = [(self._on_device(inputs), self._on_device(targets)) for inputs, targets in batches]
 
     def next(self, names: Iterable[str], step: int) -> Batch:
-        """Return the batch of the next pass of a step: one that a buffer has, or else a new one."""
+        """Return the batch of the next pass of a step: one that a buffer has, or else a new one.
+
+        On a GPU, the new one has been copied while earlier passes computed.
+        """
         number = self._at[1] if self._at[0] == step else 0
         self._at = step, number + 1
         held = next((self._held[name][number] for name in names if name in self._held), None)
-        return held or self.made(step * self._n_passes + number)
+        if held is not None:
+            return held
+        take = self.made if self._ahead is None else self._ahead.take
+        return take(step * self._n_passes + number)
 
     def _of_step(self, step: int) -> list[Batch]:
         """Return the batches of the passes of a step, on the host."""
@@ -81,3 +88,40 @@ class PassBatches:
 
     def _on_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device, non_blocking=True)
+
+
+@final
+class _Ahead:
+    """Copies the batch of the next pass to a GPU on a stream of its own, while a pass computes.
+
+    Args:
+        make: Number of a pass -> its batch, copied on the current stream.
+        n_passes: Passes of the run.
+        device: The GPU.
+    """
+
+    def __init__(self, make: Callable[[int], Batch], n_passes: int, device: torch.device) -> None:
+        self._make = make
+        self._n_passes = n_passes
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._copied: dict[int, tuple[Batch, torch.cuda.Event]] = {}  # of one pass at most
+
+    def take(self, number: int) -> Batch:
+        """Return the batch of a pass for use on the current stream, and begin to copy that of the next one."""
+        if number not in self._copied:
+            self._copy(number)
+        batch, copied = self._copied[number]
+        computing = torch.cuda.current_stream(self._device)
+        computing.wait_event(copied)
+        for tensor in batch:
+            tensor.record_stream(computing)  # its memory is not free for the next copies before it was used
+        self._copied.clear()
+        if number + 1 < self._n_passes:
+            self._copy(number + 1)
+        return batch
+
+    def _copy(self, number: int) -> None:
+        with torch.cuda.stream(self._stream):
+            batch = self._make(number)
+        self._copied[number] = batch, self._stream.record_event()

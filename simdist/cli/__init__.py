@@ -28,6 +28,7 @@ __all__ = ["cli", "main"]
 
 _COMMANDS = {  # the first sentence of each command's help
     "compare": "Show the speed-ups over a baseline.",
+    "goodput": "Show how much of a job's time trains the model under failures.",
     "import": "Turn a profiled job into a scenario.",
     "init": "Write a scenario to begin with.",
     "learn": "Show when a model reaches a target under each schedule.",

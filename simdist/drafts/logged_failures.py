@@ -28,6 +28,7 @@ _MOST_PER_YEAR = 10.0  # of rates that are written in percent per year
 _DIGITS = 4
 _COMPONENTS = {"gpu": "GPU", "node": "node", "job": "job"}
 _MEASURE = "a longer log"
+_HINT = "# failures end attempts of the whole job: write train_for, e.g. 30 days, and checkpoint, e.g. {every: 30 min}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +196,7 @@ class DraftedFailures:
         ]
         causes = [f"    - {self._cause_text(rate)}" for rate in self.known]
         found = [*notes, "  causes:", *causes, *unknown, *self._recovery_lines()]
-        found = ["failures:", *map(printable, found)]
+        found = [_HINT, "failures:", *map(printable, found)]
         return found if causes else [f"# {line}" for line in found]
 
     def _recovery_lines(self) -> Iterator[str]:

@@ -32,8 +32,8 @@ from simdist.failure_logs.records import (
 )
 from simdist.settings.base import plural
 
-#: What the lines of such a log contain.
-MARKS = (
+# What the lines of such a log contain.
+_MARKS = (
     "torch.distributed.elastic",
     "torch/distributed/",
     "torchelastic",
@@ -55,7 +55,7 @@ _N_NODES = re.compile(r"\bgroup_world_size=(\d{1,7})\b", re.ASCII)
 _N_RANKS = re.compile(r"\bglobal_world_sizes=\[(\d{1,7})\b", re.ASCII)
 _FAILED = re.compile(r"failed \(exitcode: (-?\d{1,9})\) local_rank: \d+", re.ASCII)
 _ROOT = re.compile(r"Root Cause \(first observed failure\)")
-_OF_BLOCK = re.compile(r"\b(time|host|exitcode)\s+: (\S+)")
+_OF_BLOCK = re.compile(r"\b(time|host|exitcode) {2,}: (\S+)")
 _WATCHDOG = re.compile(r"Watchdog caught collective operation timeout: .*?ran for (\d{1,12}) milliseconds", re.ASCII)
 _STOPPED = re.compile(r"Received (?:Signals\.)?\w+ death signal|Process \d+ got signal: ", re.ASCII)
 _ENDED = re.compile(r"worker group successfully finished|All workers successfully finished")
@@ -111,9 +111,11 @@ class Round:
     def seconds(self) -> float | None:
         """How long it trained; None if the log does not say it."""
         end_s = self.last_s if self.failed_s is None else self.failed_s - self.hung_s
-        if self.begin_s is None or end_s is None or end_s <= self.begin_s:
+        if self.begin_s is None or end_s is None:
             return None
-        return end_s - self.begin_s
+        if self.hung_s and self.is_announced:  # it may have hung from the start
+            return max(0.0, end_s - self.begin_s)
+        return end_s - self.begin_s if end_s > self.begin_s else None
 
     def interruption(self) -> Interruption:
         """Return its failure."""
@@ -139,7 +141,7 @@ class TorchrunLog:
 
 def is_of_torchrun(line: str) -> bool:
     """Tell whether a line is a message of torchrun or of NCCL's watchdog."""
-    return any(mark in line for mark in MARKS)
+    return any(mark in line for mark in _MARKS)
 
 
 def parse_torchrun(lines: Iterable[str], name: str) -> TorchrunLog:

@@ -16,6 +16,7 @@ from simdist.learning.summary import curves_record
 from simdist.plan import LEVELS
 from simdist.report.bars import bars_figure
 from simdist.report.figures import literal_text, panels, shortened
+from simdist.report.goodput import goodput_figure
 from simdist.report.learning import learning_figure
 from simdist.report.page.html import Html, join, tag
 from simdist.report.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, time_unit
@@ -45,6 +46,7 @@ from simdist.studies.columns import (
 from simdist.studies.comparison import Comparison
 from simdist.studies.data_knobs import KnobEffects
 from simdist.studies.epochs import Epochs
+from simdist.studies.goodput import GoodputStudy
 from simdist.studies.remarks import Remark
 from simdist.studies.tolerable_rate import COLUMNS as TOLERABLE
 from simdist.studies.tolerable_rate import Tolerances
@@ -70,6 +72,7 @@ _Pictured: TypeAlias = (
     | Epochs
     | KnobEffects
     | Tolerances
+    | GoodputStudy
     | Slowdown
     | Gains
     | LearnedSchedules
@@ -114,7 +117,8 @@ def plot(result: _Pictured) -> "Figure":
             first number that is varied, with their intervals, a panel for each combination of the other fields. A
             trace: a timeline. A breakdown: the states of each rank. Waiting: seconds that others waited for each rank.
             Epochs: their seconds, and stalls. Knobs: the same with each. Tolerances: the tolerable probability of each
-            schedule. A slowdown: what each rank adds to a step. Gains: speed-ups. Schedules that learned: curves.
+            schedule. Goodput: the time that is lost, and goodput by the rate of failures. A slowdown: what each rank
+            adds to a step. Gains: speed-ups. Schedules that learned: curves.
 
     Raises:
         ScenarioError: There is nothing to draw, or too much for one picture.
@@ -134,6 +138,8 @@ def plot(result: _Pictured) -> "Figure":
             return _waiting_figure(result)
         case Epochs():
             return _epochs_figure(result)
+        case GoodputStudy():
+            return goodput_figure(result)
         case LearnedSchedules():
             return learning_figure(curves_record(result, result.target, title="learning"))
         case KnobEffects() | Tolerances() | Slowdown() | Gains():
@@ -146,7 +152,7 @@ def html_of(result: _Shown) -> str:
     """Return a result as HTML, as notebooks show it, with the remarks on it."""
     remarks: Sequence[Remark] = ()
     match result:
-        case Comparison() | Tuned() | Tolerances() | Gains():
+        case Comparison() | Tuned() | Tolerances() | GoodputStudy() | Gains():
             remarks = result.remarks
         case LearnedSchedules() if result:
             remarks = result.remarks
@@ -174,6 +180,8 @@ def _without_remarks(result: _Shown) -> Html:
             return _definition_html(result)
         case Trace() | Breakdown() | Waiting() | Epochs():
             return _trace_html(result)
+        case GoodputStudy():
+            return join([_table(*each) for each in result.tables()])
         case KnobEffects() | Tolerances() | Slowdown() | Gains() | LearnedSchedules():
             return _answer_html(result)
         case unknown:

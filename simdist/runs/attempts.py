@@ -88,6 +88,23 @@ class Attempt:
     cause: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """A failure that stops the ranks or slows them down, at its place among the steps.
+
+    Args:
+        failure: It.
+        attempt: Number of the attempt, from 0.
+        step: Steps that are done.
+        resume: Steps of the file that the next attempt resumes from; None if this one goes on.
+    """
+
+    failure: Failure
+    attempt: int
+    step: int
+    resume: int | None
+
+
 @dataclass(slots=True)
 class CauseLoss:
     """What the failures of one cause took.
@@ -142,7 +159,12 @@ class Goodput:
 
 
 def attempts(
-    failures: Failures, job: LongJob, *, seed: int, observe: Callable[[Attempt], None] | None = None
+    failures: Failures,
+    job: LongJob,
+    *,
+    seed: int,
+    observe: Callable[[Attempt], None] | None = None,
+    observe_strikes: Callable[[Strike], None] | None = None,
 ) -> Goodput:
     """Let a job suffer failures.
 
@@ -151,12 +173,13 @@ def attempts(
         job: It.
         seed: From 0 to 2**64 - 1; see `simdist.scenario.sampling.run_seeds`.
         observe: Takes each attempt when it ends.
+        observe_strikes: Takes each failure when it strikes steps; one that comes during a recovery does not.
 
     Raises:
         ScenarioError: The policy does not fit the job, or the job has no length.
     """
     _check(failures, job)
-    run = _Run(failures, job, FailureChances(seed), observe or _ignore)
+    run = _Run(failures, job, FailureChances(seed), observe or _ignore, observe_strikes or _ignore)
     run.upcoming = _FailureQueue(failures_of(failures, seed=seed, n_nodes=job.n_nodes, gpus_per_node=job.gpus_per_node))
     for step, failure in failures_at_steps(failures, n_nodes=job.n_nodes, gpus_per_node=job.gpus_per_node):
         run.at_step(step, partial(run.fail_at_step, failure))
@@ -179,8 +202,8 @@ def _check(failures: Failures, job: LongJob) -> None:
             raise ScenarioError(f"slowed has no factor for the cause {cause.cause!r}, whose flaps leave a share")
 
 
-def _ignore(_: Attempt) -> None:
-    """Do nothing with an attempt."""
+def _ignore(_: Attempt | Strike) -> None:
+    """Do nothing with what is observed."""
 
 
 @dataclass(slots=True)
@@ -215,12 +238,14 @@ class _Run:
         job: It.
         chances: Numbers of failures.
         observe: Takes attempts.
+        observe_strikes: Takes strikes.
     """
 
     failures: Failures
     job: LongJob
     chances: FailureChances
     observe: Callable[[Attempt], None]
+    observe_strikes: Callable[[Strike], None]
     upcoming: _FailureQueue = field(init=False)
     steps: CheckpointedSteps = field(init=False)
     nodes: Nodes = field(init=False)
@@ -234,6 +259,7 @@ class _Run:
     corrupt: list[tuple[Failure, int, int]] = field(default_factory=list)
     absent: dict[int, int] = field(default_factory=dict)
     to_replace: list[Failure] = field(default_factory=list)
+    all_there_s: float = 0.0
     n_timers: int = 0
     n_attempts: int = 0
     n_repeated: int = 0
@@ -330,6 +356,9 @@ class _Run:
         """Tell whether a failure comes only because of a node that is not there any more."""
         return failure.is_excess and failure.first_node in self.nodes.replaced
 
+    def _strike(self, failure: Failure, resume: int | None) -> None:
+        self.observe_strikes(Strike(failure, self.n_attempts - 1, self.steps.done, resume))
+
     # ---------------------------------------------------------------- effects
 
     def _begin_unnoticed(self, failure: Failure) -> None:
@@ -341,6 +370,7 @@ class _Run:
             self.corrupt.append((failure, self.steps.newest or 0, self.steps.n_usable))
             self.after(found_s, partial(self._find_corruption, failure))
             return
+        self._strike(failure, None)
         self.slow[failure.cause, failure.number] = failure
         self.after(found_s, partial(self._find_slow, failure))
         self._set_pace()
@@ -380,6 +410,7 @@ class _Run:
             self.slow[failure.cause, failure.number] = failure
             self._set_pace()
         else:
+            self._strike(failure, None)
             self.steps.n_still += 1
 
     def _heal(self, failure: Failure, still_s: float) -> None:
@@ -396,7 +427,7 @@ class _Run:
         notice_s = self.cause_of(failure).notice_s
         can_save = self.steps.closing_s() <= (math.inf if notice_s is None else notice_s)
         if self._others_go_on(failure):
-            self._leave(failure, is_planned=True)
+            self._leave_at_average(failure)
         elif self.job.checkpoints is not None and can_save:
             self.steps.close()
             self._restart(failure, self.steps.done)
@@ -408,7 +439,7 @@ class _Run:
     def _lose(self, failure: Failure) -> None:
         """Lose processes or nodes at once."""
         if self._others_go_on(failure):
-            self._leave(failure, is_planned=False)
+            self._leave(failure)
         else:
             self._restart(failure, self._usable(failure))
 
@@ -429,6 +460,7 @@ class _Run:
 
     def _restart(self, failure: Failure, resume: int) -> None:
         """End the attempt, recover, and begin the next one at a step."""
+        self._strike(failure, resume)
         self._end_attempt(self.cause_of(failure).cause)
         self._forget(failure, resume)
         self._recover(failure)
@@ -454,12 +486,17 @@ class _Run:
         self._set_pace()
 
     def _recovery(self, failure: Failure) -> Iterator[TimedPart]:
-        """Yield the parts of a recovery."""
-        recovery = self.failures.recovery
+        """Yield the parts of a recovery of all ranks, which waits for all nodes."""
         self.to_replace.append(failure)
         yield from parts_of.finding(self.failures, failure)
-        yield "infrastructure_recovery", max(map(self._replaced, self.to_replace))
+        replaced_s = max(map(self._replaced, self.to_replace))
         self.to_replace.clear()
+        yield "infrastructure_recovery", max(replaced_s, self.all_there_s - self.steps.now_s)
+        yield from self._starting(failure)
+
+    def _starting(self, failure: Failure) -> Iterator[TimedPart]:
+        """Yield the parts from the moment when all nodes are there."""
+        recovery = self.failures.recovery
         files = self.job.checkpoints
         load_s = recovery.load_s if recovery.load_s is not None else files.load_s if files else 0.0
         starting = parts_of.starting(recovery, self.job.n_ranks, load_s if self.steps.done else 0.0)
@@ -555,29 +592,38 @@ class _Run:
             return False
         return len({*self.absent, *self._replicas(failure)}) < self.job.n_replicas
 
-    def _leave(self, failure: Failure, *, is_planned: bool) -> None:
-        """Let replicas leave: at once, or at the next average if there are several steps between two."""
+    def _leave_at_average(self, failure: Failure, n_attempts: int | None = None) -> None:
+        """Let replicas leave as announced: after the next average, so that nothing is lost."""
+        if n_attempts is None:
+            self.at_step(self._next_average(), partial(self._leave_at_average, failure, self.n_attempts))
+        elif n_attempts == self.n_attempts and self._others_go_on(failure):
+            self._return_later(failure)
+            self._set_pace()
+            self._pause(failure, *self._connecting())
+
+    def _leave(self, failure: Failure) -> None:
+        """Lose replicas at once; the others notice it in the step, or at the next average if that is later."""
         steps = self.steps
-        leaving = [each for each in self._replicas(failure) if each not in self.absent]
-        notice_s = [seconds for _, seconds in ([] if is_planned else parts_of.finding(self.failures, failure)[:1])]
-        known_s = steps.now_s + math.fsum(notice_s)
-        every = self.job.average_every
-        if every == 1 and not is_planned:
+        n_leaving = len([each for each in self._replicas(failure) if each not in self.absent])
+        _, unnoticed_s = parts_of.finding(self.failures, failure)[0]
+        noticed_s = steps.now_s + unnoticed_s
+        if self.job.average_every == 1:
             self._charge(failure, "wasted_progress", steps.lose_part())
         self._return_later(failure)
-        if not leaving:
-            return
-        since = steps.position % every
-        lost = 0.0 if is_planned else since * len(leaving) / self.job.n_replicas
-        boundary = math.ceil(steps.position / every) * every
-        self._set_pace(lost_samples=lost)
-        self.at_step(boundary, partial(self._form_again, failure, known_s, self.n_attempts))
+        if n_leaving:
+            self._set_pace(lost_samples=steps.position % self.job.average_every * n_leaving / self.job.n_replicas)
+            self.at_step(self._next_average(), partial(self._form_again, failure, noticed_s, self.n_attempts))
 
-    def _form_again(self, failure: Failure, known_s: float, n_attempts: int) -> None:
+    def _next_average(self) -> int:
+        """Return the step after which replicas meet next."""
+        every = self.job.average_every
+        return math.ceil(self.steps.position / every) * every
+
+    def _form_again(self, failure: Failure, noticed_s: float, n_attempts: int) -> None:
         """Wait until the others know that a replica has left, and form their groups without it."""
         if n_attempts != self.n_attempts:
             return
-        self._pause(failure, "infrastructure_recovery", known_s - self.steps.now_s)
+        self._pause(failure, "infrastructure_recovery", noticed_s - self.steps.now_s)
         self._pause(failure, *self._connecting())
 
     def _connecting(self) -> TimedPart:
@@ -592,7 +638,11 @@ class _Run:
 
     def _return_later(self, failure: Failure) -> None:
         """Begin the recovery of the replicas that a failure hit, beside the training of the others."""
-        seconds = math.fsum(seconds for _, seconds in self._recovery(failure))
+        there_s = math.fsum(seconds for _, seconds in parts_of.finding(self.failures, failure)) + self._replaced(
+            failure
+        )
+        self.all_there_s = max(self.all_there_s, self.steps.now_s + there_s)
+        seconds = there_s + math.fsum(of_part_s for _, of_part_s in self._starting(failure))
         self.n_timers += 1
         for each in self._replicas(failure):
             self.absent[each] = self.n_timers
@@ -602,9 +652,7 @@ class _Run:
     def _is_ready(self, failure: Failure, token: int) -> None:
         """Let replicas that are ready again join at the next average."""
         if token in self.absent.values():
-            every = self.job.average_every
-            boundary = math.ceil(self.steps.position / every) * every
-            self.at_step(boundary, partial(self._join, failure, token))
+            self.at_step(self._next_average(), partial(self._join, failure, token))
 
     def _join(self, failure: Failure, token: int) -> None:
         """Take replicas back."""

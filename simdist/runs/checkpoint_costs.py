@@ -47,15 +47,6 @@ class CheckpointCosts:
     nbytes: int
     is_async: bool
 
-    def stall_after_s(self, between_s: float) -> float:
-        """Return the stall if files are so many seconds of training apart: a copy waits for the file before.
-
-        >>> costs = CheckpointCosts(stall_s=1.0, usable_s=30.0, load_s=5.0, step_s=1.0, nbytes=1, is_async=True)
-        >>> costs.stall_after_s(100.0), costs.stall_after_s(20.0)
-        (1.0, 10.0)
-        """
-        return max(self.stall_s, self.usable_s - between_s) if self.is_async else self.stall_s
-
 
 def checkpoint_costs(scenario: Scenario, schedule: Schedule) -> CheckpointCosts | None:
     """Return what one checkpoint of a schedule costs; None if the scenario writes none.

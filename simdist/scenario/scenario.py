@@ -508,7 +508,8 @@ class Scenario(Settings):
     def unused(self) -> Iterator[str]:
         """Yield a sentence for each setting that has no effect."""
         uses = self.uses
-        for part in (self.host, self.input, self.checkpoint, self.cluster, self.workload):
+        checkpoint = None if self.failures else self.checkpoint  # failures count it beyond the simulated steps
+        for part in (self.host, self.input, checkpoint, self.cluster, self.workload):
             if part is not None:
                 yield from part.unused(uses)
         yield from self._unused_between(uses)

@@ -180,17 +180,21 @@ def frame_of_records(records: Iterable[Mapping[str, Any]]) -> "pd.DataFrame":
     require("pandas", extra="tables", what="a frame of results")
     import pandas as pd
 
-    found = pd.DataFrame([_flat(each) for each in records])
+    found = pd.DataFrame([flat_record(each) for each in records])
     missing = [name for name in found.columns if found[name].isna().all()]
     return found.astype(dict.fromkeys(missing, "float64"))
 
 
-def _flat(record: Mapping[str, Any]) -> dict[str, object]:
-    """Return a record with each interval in two cells."""
-    flat: dict[str, object] = {}
+def flat_record(record: Mapping[str, Any]) -> dict[str, object]:
+    """Return a record with each interval in two cells.
+
+    >>> flat_record({"goodput": 0.5, "goodput_ci95": None})
+    {'goodput': 0.5, 'goodput_ci95_low': None, 'goodput_ci95_high': None}
+    """
+    found: dict[str, object] = {}
     for key, cell in record.items():
-        flat |= ends_of(key, cell) if key.endswith(_INTERVALS) else {key: cell}
-    return flat
+        found |= ends_of(key, cell) if key.endswith(_INTERVALS) else {key: cell}
+    return found
 
 
 def ends_of(name: str, interval: tuple[float, float] | None) -> dict[str, object]:

@@ -8,6 +8,7 @@ under rare or heavy delays are corrected by what is known of these, see `simdist
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, final
 
 import numpy as np
@@ -116,6 +117,7 @@ class Row:
             memory_nbytes (int): Of a sharded or too large model: peak bytes on a device.
             memory_of_nbytes (object): The same by use: `parameters`, `optimizer`, `units` (gathered parameters),
                 `gradients`, `activations`, `communication`, `other`.
+            goodput, ettr (float): Only with `failures`: shares of the whole job, as in "Goodput of a schedule".
             step_s_range90, speedup_range90 (list): With `uncertain` values: `[low, high]`, 90 % intervals from seeds,
                 these values and published errors.
         """
@@ -436,10 +438,17 @@ def measure_with_additions(
     for facet in facets:
         value = facet.measure_again(scenario, measured.step_s, again)
         if value is None:
-            value = facet.measure_built(scenario, built)
+            steps = partial(steps_in, schedule=built.schedule, n_seeds=n_seeds)
+            value = facet.measure_built(scenario, built, n_seeds=n_seeds, steps_in=steps)
         if value is not None:
             measured = replace(measured, facets=measured.facets.changed(facet, value))
     return corrected(scenario, built, with_draws(scenario, built, measured, progress=progress, draw=draw))
+
+
+def steps_in(scenario: Scenario, schedule: Schedule, *, n_seeds: int) -> tuple[float, float]:
+    """Return the seconds per step of a schedule, and of them those that ranks wait for data: means over seeds."""
+    found = measure_with_additions(scenario, build(scenario, schedule), n_seeds=n_seeds, facets=())
+    return float(found.step_s.mean()), float(found.states_s["io"].mean())
 
 
 def range_of_trace(scenario: Scenario, built: Built, trace: Trace) -> Interval | None:

@@ -47,6 +47,7 @@ ValueT = TypeVar("ValueT")
 #: Seconds per step of each seed, `[n_seeds]`.
 StepTimes: TypeAlias = NDArray[np.float64]
 Again: TypeAlias = Callable[[Scenario], StepTimes]
+StepsIn: TypeAlias = Callable[[Scenario], tuple[float, float]]  # see `simdist.studies.suffering.StepsIn`
 Rest: TypeAlias = Callable[[float, float], float]
 
 _NEARLY_ALL = 0.9  # of the updates: a rank that is late in these contributes almost nothing
@@ -124,8 +125,8 @@ class Facet(ABC, Generic[ValueT]):
         """
         return None
 
-    def measure_built(self, scenario: Scenario, built: "Built") -> ValueT | None:
-        """Return the value if it needs the scenario and the prices of the plan, else None."""
+    def measure_built(self, scenario: Scenario, built: "Built", *, n_seeds: int, steps_in: StepsIn) -> ValueT | None:
+        """Return the value if it needs the scenario, the schedule or the prices of the plan, else None."""
         return None
 
     @abstractmethod
@@ -647,7 +648,9 @@ class _MemoryFacet(Facet[_PeakMemory | None]):
         """Return nothing: the scenario states sizes that no plan has."""
         return None
 
-    def measure_built(self, scenario: Scenario, built: "Built") -> _PeakMemory | None:
+    def measure_built(
+        self, scenario: Scenario, built: "Built", *, n_seeds: int, steps_in: StepsIn
+    ) -> _PeakMemory | None:
         """Return the peak, without disturbances."""
         limit_nbytes = scenario.cluster.device.memory_nbytes
         shards = any(each.shards for each in scenario.schedules)
@@ -710,6 +713,56 @@ class _MemoryFacet(Facet[_PeakMemory | None]):
         return [*found, Remark("assumption", in_part)] if in_part else found
 
 
+@dataclass(frozen=True, slots=True)
+class _FailingJob:
+    """The whole job of a schedule under failures: mean shares of its time, see `simdist.studies.goodput`."""
+
+    goodput: float
+    ettr: float
+
+
+@final
+class _GoodputFacet(Facet[_FailingJob | None]):
+    """Goodput of the whole job, if the scenario has failures."""
+
+    nothing: _FailingJob | None = None
+    names = ("goodput", "ettr")
+    brief = (Column("goodput", form=format_share),)
+
+    def measure(self, simulated: Simulated) -> _FailingJob | None:
+        """Return nothing: steps do not tell."""
+        return None
+
+    def measure_built(
+        self, scenario: Scenario, built: "Built", *, n_seeds: int, steps_in: StepsIn
+    ) -> _FailingJob | None:
+        """Let the job suffer the failures of the same seeds."""
+        if scenario.failures is None or scenario.train_for is None:
+            return None
+        from simdist.scenario.sampling import run_seeds
+        from simdist.studies.suffering import steady, suffer
+
+        trained = steady(scenario, built.schedule, steps_in)
+        found = suffer(scenario.failures, trained, run_seeds(scenario.seed, n_seeds))
+        return _FailingJob(float(found.goodput.mean()), float(found.ettr.mean()))
+
+    def document(self, value: _FailingJob | None) -> dict[str, object]:
+        """Return both shares."""
+        return asdict(value) if value else {}
+
+    def kept(self, value: _FailingJob | None) -> dict[str, object]:
+        """Return both shares."""
+        return self.document(value)
+
+    def restored(self, record: Mapping[str, Any]) -> _FailingJob | None:
+        """Return both shares."""
+        return _FailingJob(record["goodput"], record["ettr"]) if "goodput" in record else None
+
+    def columns(self, values: Sequence[_FailingJob | None]) -> Sequence[Column]:
+        """Return a column of goodput."""
+        return self.brief
+
+
 EPOCHS = _EpochsFacet()
 ADDED = _AddedFacet()
 LINKS = _LinksFacet()
@@ -717,6 +770,7 @@ RANGES = _RangesFacet()
 GRADIENTS = _GradientsFacet()
 _WHOLE_JOB = _WholeJobFacet()
 MEMORY = _MemoryFacet()
+GOODPUT = _GoodputFacet()
 
 #: All facets, in the order of their keys.
-FACETS: tuple[Facet[Any], ...] = (EPOCHS, ADDED, LINKS, RANGES, GRADIENTS, _WHOLE_JOB, MEMORY)
+FACETS: tuple[Facet[Any], ...] = (EPOCHS, ADDED, LINKS, RANGES, GRADIENTS, _WHOLE_JOB, MEMORY, GOODPUT)

@@ -251,6 +251,7 @@ def values_of(result: ResultRow, varied: Sequence[str]) -> dict[str, object]:
         step_s, compute_s, comm_s, wait_s, io_s, host_s (float or null): Times per step.
         staging_s, epoch_first_s, epoch_last_s (float or null): With a data set: staging, the first and the last epoch.
         gradients_used (float or null): Share of batches used.
+        goodput, ettr (float or null): With failures: shares of the time of the whole job.
         engine (str): `fast` or `des`. Of runs, the program that wrote the trace.
         seeds (int): Number of seeds.
         error_ratio (float or null): Error of the step time, where a measured run has a simulation.

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,7 +28,7 @@ from simdist.scenario import Scenario
 from simdist.scenario.strict_yaml import path_text
 from simdist.settings.base import FromFile
 from simdist.studies import facets
-from simdist.studies.comparison import open_step
+from simdist.studies.comparison import open_step, steps_in
 from simdist.studies.known_delays import Chances, chances_of, corrected
 from simdist.studies.measuring import ScheduleTimes, measure
 from simdist.studies.remarks import Remark, documents, remarks_of
@@ -165,8 +166,9 @@ def _measure(task: Task, row: RowKey, scenario: Scenario | None, batch: TaskBatc
     built = build(its, schedule)
     measured = measure(its, built, n_seeds=batch.n_seeds, engine=batch.engine, facets=facets.FACETS)
     measured = corrected(its, built, measured)
+    steps = partial(steps_in, schedule=schedule, n_seeds=batch.n_seeds)
     for facet in facets.FACETS:
-        if (value := facet.measure_built(its, built)) is not None:
+        if (value := facet.measure_built(its, built, n_seeds=batch.n_seeds, steps_in=steps)) is not None:
             measured = replace(measured, facets=measured.facets.changed(facet, value))
     return record(measured)
 
@@ -187,6 +189,7 @@ def record(measured: ScheduleTimes) -> dict[str, object]:
         epochs_s (list): Only with a data set: time of each epoch (float), averaged over seeds.
         memory (object): Only of a sharded or too large model: `nbytes` (int), the peak on a device; `of` (object), the
             same by use; `limit_nbytes` (int or null); `not_counted` (str).
+        goodput, ettr (float): Only with failures: shares of the time of the whole job.
         failed, error (str): Kind of the error, and its message.
         crc32 (int): CRC-32 (zlib) of the line before `, "crc32"`, with `}` appended.
 

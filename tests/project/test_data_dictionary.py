@@ -23,6 +23,7 @@ import pandas as pd
 import pytest
 from commandline import write
 from data_sets import DATA_CLUSTER
+from failed_runs import write_failed_run
 from kineto_traces import Delay, Truth, write_job
 from scripts import ROOT, load_script
 from traced_plans import write_traces
@@ -48,6 +49,7 @@ from simdist.studies.data_knobs import knob_effects
 from simdist.studies.epochs import find_epochs
 from simdist.studies.validation import validate
 from simdist.traces import waiting
+from simdist.traces.attempts import ATTEMPTS
 from simdist.traces.breakdown import break_down
 from simdist.traces.reads import expected
 from simdist.traces.trace import Trace
@@ -118,6 +120,24 @@ cluster: {nodes: 2, gpus_per_node: 1, fabric: ideal, network: ideal}
 workload: {tensors: [{name: all, count: 9}], batch_size: 1, forward: 1 s}
 steps: 2
 schedules: [fsdp, sync]
+"""
+
+FAILING = """\
+cluster: {nodes: 2, gpus_per_node: 1, fabric: ideal, network: ideal, storage: {latency: 2 ms, bandwidth: 1 GB/s}}
+workload: {tensors: [{name: all, count: 9}], batch_size: 1, forward: 1 s}
+steps: 2
+train_for: 2 days
+checkpoint: {every: 100, size: 5 GB}
+failures: {causes: [{cause: gpu, of: gpu, rate: 1 per day, effect: process}]}
+schedules: [sync, local-4]
+"""
+RECORDED = """\
+cluster: {nodes: 2, gpus_per_node: 1, fabric: ideal, network: ideal}
+workload: {tensors: [{name: all, count: 9}], batch_size: 1, forward: 1 s}
+steps: 2
+train_for: 100 steps
+failures: {causes: [{cause: recorded, effect: process, at: [20 s]}]}
+schedules: [sync]
 """
 
 Found = dict[str, set[str]]
@@ -266,6 +286,7 @@ def of_comparisons(study: Study, folder: Path) -> dict[str, Found]:
     unsure = result("compare", write(folder / "unsure.yaml", open_ends))["rows"]
     unsure += result("compare", write(folder / "dropping.yaml", DROPPING), "--baseline", "local_sgd")["rows"]
     unsure += result("compare", write(folder / "sharded.yaml", SHARDED), "--baseline", "fsdp")["rows"]
+    unsure += result("compare", write(folder / "failing.yaml", FAILING), "--seeds", 1)["rows"]
     return {
         "simdist compare": keys([found]),
         "A schedule among others": keys(rows + alone + unsure),
@@ -287,7 +308,19 @@ def of_validations(study: Study, folder: Path) -> dict[str, Found]:
     trace = run_directory.read_trace(one / run_directory.REAL)
     run_directory.save_trace(dataclasses.replace(trace, real_rank=0), one / run_directory.REAL)
     unsure += result("validate", one)["rows"]
+    failed = write_failed_run(folder / "failed")
+    unsure += result("validate", failed)["rows"]
+    with_failures = [unsure[-1]["failures"]]
+    failures = json.loads((failed / run_directory.FAILURES).read_text())
+    attempts = json.loads((failed / ATTEMPTS).read_text())
     return {
+        "A run with failures": keys(with_failures),
+        "Where the time of a run with failures went": keys(each(with_failures, "categories")),
+        "Keys of failures.json": keys([failures]),
+        "A failure at the start of a step": keys([*each([failures], "failures"), {"resume_before": 1}]),
+        "Keys of attempts.json": keys([attempts]),
+        "An attempt": keys(each([attempts], "attempts")),
+        "A failure that has struck": keys(each([attempts], "met")),
         "A validated run": keys(rows + unsure),
         "A run that is only simulated": keys(result("validate", folder / "apart")["rows"]),
         "A kind of operation, simulated and measured": keys(each(rows, "kinds")),
@@ -315,6 +348,20 @@ def of_limits(study: Study, _: Path) -> dict[str, Found]:
         result("compare", study.scenario, "--tolerable", "--loss", loss, "--seeds", "1") for loss in ("50%", "0.0001%")
     ]
     return {"simdist compare --tolerable": keys(found), "Tolerable stragglers": keys(each(found, "rows"))}
+
+
+def of_goodput(_: Study, folder: Path) -> dict[str, Found]:
+    found = []
+    for number, text in enumerate((FAILING, RECORDED)):
+        (folder / f"{number}.yaml").write_text(text, encoding="utf-8")
+        found.append(result("goodput", folder / f"{number}.yaml", "--price", "2", "--seeds", "2"))
+    rows, curves = each(found, "rows"), each(found, "curves")
+    return {
+        "simdist goodput": keys(found),
+        "Goodput of a schedule": keys(rows),
+        "A curve of goodput": keys(curves),
+        "A point of a curve of goodput": keys(each(curves, "points")),
+    }
 
 
 def of_workloads(_: Study, __: Path) -> dict[str, Found]:
@@ -366,8 +413,13 @@ def of_sweeps(study: Study, folder: Path) -> dict[str, Found]:
     write(folder / "shared.yaml", SHARDED)
     result("sweep", sharded, "-o", folder / "shards", "--workers", 0)
     remarks = result("results", folder / "shards")["remarks"]
-    kept = [line for name in ("sweep", "dropped", "shards") for line in lines(folder / name / "rows.jsonl")]
-    alone, both = (result("results", *folders) for folders in ([done], [done, study.runs, folder / "dropped"]))
+    failing = write(folder / "fails.yaml", "{scenario: failing.yaml, vary: {steps: [2, 4]}}")
+    write(folder / "failing.yaml", FAILING)
+    result("sweep", failing, "-o", folder / "failed", "--workers", 0)
+    folders = "sweep", "dropped", "shards", "failed"
+    kept = [line for name in folders for line in lines(folder / name / "rows.jsonl")]
+    everything = [done, study.runs, folder / "dropped", folder / "failed"]
+    alone, both = (result("results", *some) for some in ([done], everything))
     fastest = keys(result("results", done, "--fastest")["rows"])
     varied = {"cluster.nodes", "workload.batch_size", "steps"}
     rows = keys(both["rows"])
@@ -603,6 +655,7 @@ EVERYTHING = (
     of_collectives,
     of_data,
     of_limits,
+    of_goodput,
     of_workloads,
     of_calibration,
     of_imports,
@@ -663,7 +716,7 @@ def test_frames_that_have_the_columns_of_a_command_have_all_of_them(study: Study
     tables = documented()
     rows = frame(compare(load(study.scenario), baseline="sync+naive", n_seeds=2))
     of_some = {"epochs", "added_s", "links_s", "shares", "late", "gradients_used"}
-    of_some |= {"step_s_range90", "speedup_range90", "memory_nbytes", "memory_of_nbytes"}
+    of_some |= {"step_s_range90", "speedup_range90", "memory_nbytes", "memory_of_nbytes", "goodput", "ettr"}
     of_facets = {"epoch_first_s", "epoch_last_s", "checkpoints_add_s", "links_add_s"}
     pairs = {"step_s_ci95", "speedup_ci95"}
     ends = {"step_s_ci95_low", "step_s_ci95_high", "speedup_ci95_low", "speedup_ci95_high"}

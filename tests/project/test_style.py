@@ -149,6 +149,7 @@ LARGE_CLASSES: dict[str, int] = {}
 _ASKED = "simdist.NAME takes plain arguments and calls the package's"
 SHARED_NAMES: dict[str, str] = {
     "compare": _ASKED,
+    "goodput": _ASKED,
     "learn": _ASKED,
     "simulate": _ASKED,
     "sweep": _ASKED,

@@ -1,6 +1,8 @@
 """Each pass of each step has a batch of its own."""
 
+import pytest
 import torch
+from pretended import GPU, Cuda, Stream
 
 from real.programs.batches import PassBatches
 from simdist.schedules import Job, Sync
@@ -12,3 +14,57 @@ def test_passes_are_numbered_over_all_steps() -> None:
     found = [batches.next((), step)[0].item() for step in range(3) for _ in range(2)]
     assert found == [0, 1, 2, 3, 4, 5]
     assert batches.next((), 1)[0].item() == 2  # as a job that resumes
+
+
+class OnDevice:
+    """A tensor on a pretended GPU.
+
+    Attributes:
+        number: Its pass.
+        used_on: Streams that were said to use it.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.used_on: list[Stream] = []
+
+    def record_stream(self, stream: Stream) -> None:
+        self.used_on.append(stream)
+
+
+class Copies:
+    """What a pretended GPU copies: pass -> stream of its copies; and the passes whose copies a stream waited for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cuda = Cuda(monkeypatch)
+        self.streams: dict[int, Stream] = {}
+        self.waits: list[tuple[Stream, int]] = []
+        monkeypatch.setattr(Stream, "record_event", lambda stream: [*self.streams][-1])
+        monkeypatch.setattr(Stream, "wait_event", lambda stream, event: self.waits.append((stream, event)))
+
+    def on_host(self, number: int) -> object:
+        copies = self
+
+        class OnHost:
+            def to(self, device: torch.device, non_blocking: bool) -> OnDevice:
+                assert (device, non_blocking) == (GPU, True)
+                copies.streams[number] = copies.cuda.current
+                return OnDevice(number)
+
+        return OnHost()
+
+
+def test_the_next_batch_is_copied_beside_the_pass_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = Copies(monkeypatch)
+    plan = Sync().plan(Job(world_size=1, ranks_per_node=1, n_steps=3, tensor_counts=(4,), micro_batches=2))
+    batches = PassBatches(plan, lambda number: (copies.on_host(number),) * 2, None, GPU)
+    computing = copies.cuda.default
+    for number in range(6):
+        batch = batches.next((), number // 2)
+        assert [each.number for each in batch] == [number] * 2
+        assert all(each.used_on == [computing] for each in batch)
+        assert copies.waits[-1] == (computing, number)
+        assert [*copies.streams] == [*range(min(number + 2, 6))], "the batch behind the last one does not exist"
+    assert computing not in copies.streams.values()
+    assert len({*copies.streams.values()}) == 1
+    assert [each.number for each in batches.next((), 1)] == [2, 2], "as a job that resumes"

@@ -77,6 +77,11 @@ def test_a_start_without_an_end_before_is_an_interruption(tmp_path):
     assert any("repeated 20 steps" in note for note in found.notes)
 
 
+def test_the_first_step_is_no_typical_one(tmp_path):
+    (event,) = read(tmp_path, *attempt(0, 0, 2), *attempt(500, 0, 2)).interruptions
+    assert event.at_s == BEGIN_S + 36 + 5 + 3 * 3
+
+
 def test_a_part_that_no_record_says_is_unknown(tmp_path):
     steps = [record(step_count=i, step_start_time=BEGIN_S + 500 + i) for i in range(5)]
     found = read(tmp_path, *attempt(0, 0, 9), record(job_start_time=BEGIN_S + 400), *steps)

@@ -1,6 +1,8 @@
 """Which program wrote a log."""
 
 import gzip
+import json
+import random
 
 import pytest
 
@@ -31,6 +33,66 @@ def test_programs(tmp_path, text, program):
     path = tmp_path / "file.log"
     path.write_text(text, encoding="utf-8")
     assert program_of(path) == program
+
+
+JOB = {
+    "job_id": 71,
+    "state": {"current": ["NODE_FAIL"]},
+    "time": {"elapsed": 900, "start": 1_700_000_000, "end": 1_700_000_900},
+    "tres": {"allocated": [{"type": "gres", "name": "gpu", "count": 16}]},
+}
+RECORDS = [{"job_name": "a", key: 1000 * i} for i in range(3) for key in ("job_start_time", "tpu_init_start_time")]
+RECORDS += [{"job_name": "a", "step_count": i, "step_start_time": 100 + i} for i in range(3)]
+WHOLE = {
+    "table": TABLE + "2|FAILED|2026-03-02T00:00:00|1-02:00:00\n",
+    "no header": "1|NODE_FAIL|2026-03-01T00:00:00|2026-03-01T02:00:00|02:00:00|cpu=4,gres/gpu=8,node=2\n" * 3,
+    "JSON": json.dumps({"jobs": [JOB, JOB]}),
+    "records": "\n".join(map(json.dumps, RECORDS)),
+    "export": json.dumps([{"jsonPayload": each} for each in RECORDS]),
+    "messages": "I0301 00:00:00.5 7 torch/distributed/run.py] Rendezvous complete for workers. Result:\n"
+    "E0301 02:00:00.5 7 torch/distributed/api.py] failed (exitcode: -9) local_rank: 0\n"
+    "Root Cause (first observed failure):\n  time      : 2026-03-01_02:00:01\n  exitcode  : -9 (pid: 1)\n",
+}
+PARTS = (
+    "|",
+    ":",
+    "-",
+    "{",
+    "}",
+    "[",
+    "]",
+    ",",
+    '"',
+    "9",
+    "\0",
+    "null",
+    "true",
+    "1e400",
+    "NaN",
+    "-1",
+    "{}",
+    "9999-12-31",
+)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_damaged_log_is_read_or_refused_with_its_name(tmp_path, name):
+    chance = random.Random(name)
+    path = tmp_path / "file"
+    for _ in range(150):
+        text = WHOLE[name]
+        for _ in range(chance.randint(1, 4)):
+            at = chance.randrange(len(text) + 1)
+            text = text[:at] + chance.choice(PARTS) * chance.randint(0, 1) + text[at + chance.randint(0, 9) :]
+        path.write_text(text, encoding="utf-8")
+        if program_of(path) is None:
+            continue
+        try:
+            found = read_failures([path])
+        except ScenarioError as error:
+            assert str(path) in str(error)  # noqa: PT017 - any other error is a failure
+        else:
+            assert all(each.exposure.job_s is None or each.exposure.job_s >= 0 for each in found)
 
 
 def test_packed_logs(tmp_path):

@@ -249,7 +249,9 @@ def test_a_table_without_a_needed_column_names_the_command(tmp_path):
         read(tmp_path, "1|FAILED|00:10:00", header=None)
 
 
-@pytest.mark.parametrize(("text", "n"), [("gres/gpu:a100=4,gres/gpu:h100=2", 6), ("gres/gpu=8,gres/gpu:a100=8", 8)])
+@pytest.mark.parametrize(
+    ("text", "n"), [("gres/gpu:a100=4,gres/gpu:h100=2", 6), ("gres/gpu=8,gres/gpu:a100=8", 8), ("cpu=4,gres/gpu=2", 2)]
+)
 def test_gpus_of_types_are_in_the_sum(text, n):
     assert gpus_of(text) == n
 

@@ -172,12 +172,24 @@ def test_a_signal_from_outside_is_no_failure(tmp_path, signal):
     assert found.exposure.job_s == pytest.approx(7200)
 
 
+def test_a_process_that_somebody_ended_did_not_fail(tmp_path):
+    found = read(tmp_path, log(rendezvous(0), failed(7200, -15), block((1, -15), (0, -15))))
+    assert (found.interruptions, found.not_counted) == ((), {"stopped by a signal": 1})
+
+
 def test_a_start_that_failed_is_no_interruption(tmp_path):
     closed = "torch.distributed.elastic.rendezvous.api.RendezvousClosedError"
     found = read(tmp_path, log(rendezvous(0), failed(3600), rendezvous(3700), failed(3710), rendezvous(3800), closed))
     assert len(found.interruptions) == 1
     assert found.not_counted == {"failed in the first minute": 1}
     assert any("1 rendezvous failed" in note for note in found.notes)
+
+
+def test_a_job_that_hung_from_its_start_is_a_start_that_failed(tmp_path):
+    hang = watchdog("0301 00:10:01.000000000", 0, 600_900)
+    found = read(tmp_path, log(rendezvous(0), hang, failed(602, -6), rendezvous(700), f"{stamp(7900)} x"))
+    assert (found.interruptions, found.not_counted) == ((), {"failed in the first minute": 1})
+    assert found.exposure.job_s == pytest.approx(7200.1)
 
 
 @pytest.mark.parametrize(

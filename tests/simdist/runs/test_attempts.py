@@ -252,6 +252,43 @@ def test_files_in_memory_are_lost_with_a_node_that_goes_during_the_recovery() ->
     )
 
 
+def test_a_slow_node_that_is_lost_is_slow_no_more() -> None:
+    slow = {"effect": "slow", "of": "node", "ranks": [2], "at": ["100 s"], "factor": 2, "found_after": "1 h"}
+    lost = {"effect": "node", "of": "node", "ranks": [2], "at": ["120 s"]}
+    found = suffered(failing(slow, lost), job(checkpoints=Checkpoints(10)))
+    assert found.total_s == 310.0  # 10 slow steps are in the file
+    other = lost | {"ranks": [4]}
+    assert suffered(failing(slow, other), job(checkpoints=Checkpoints(10))).total_s == 120.0 + 2 * 190.0
+
+
+def test_alerts_that_are_far_apart_evict_nobody() -> None:
+    flap = at("100 s", "500 s", effect="flap", share=0, lasts="20 s")
+    recovery = {"alerts": {"count": 2, "within": "5 min"}, "schedule": "10 s"}
+    assert suffered(failing(flap, recovery=recovery), job(n_steps=1000)).n_attempts == 1
+
+
+def test_a_defect_is_gone_once_it_does_not_show_and_waits_with_its_attempt() -> None:
+    """The failure of 100 s would come again at 150 s, but a restart at 120 s makes it 170 s."""
+    again = at("100 s", again={"probability": 0.99, "after": "50 s"})
+    found = suffered(failing(again, at("120 s")), job(n_steps=None, horizon_s=160.0))
+    assert found.by_cause["cause 0"].n_failures == 1
+    assert suffered(failing(again, at("120 s")), job(n_steps=None, horizon_s=171.0)).by_cause["cause 0"].n_failures == 2
+    rarely = at("100 s", again={"probability": 0.2, "after": "5 s"})
+    often = at(*(f"{moment} s" for moment in range(110, 2110, 10)))
+    counts = [
+        suffered(failing(rarely, often), job(n_steps=None, horizon_s=2200.0), seed=seed).by_cause["cause 0"].n_failures
+        for seed in range(40)
+    ]
+    assert sum(counts) / len(counts) == pytest.approx(1 / (1 - 0.2), abs=3 * 0.56 / math.sqrt(40))
+
+
+def test_a_bad_node_that_is_replaced_fails_like_the_others() -> None:
+    """One node of 4 has half of one failure an hour. Once it is gone, each has a sixth: one failure in 1.5 h."""
+    worst = {"effect": "node", "of": "node", "rate": "1 per 4 h", "worst": {"nodes": 1, "share": 0.5}}
+    found = suffered(failing(worst), job(n_steps=None, horizon_s=600 * 3600.0))
+    assert found.by_cause["cause 0"].n_failures == pytest.approx(600 / 1.5, abs=3 * math.sqrt(400))
+
+
 # ---------------------------------------------------------------- with a replica less
 
 
@@ -284,6 +321,42 @@ def test_between_averages_the_others_train_to_the_next_one() -> None:
     assert back_s < 112
     lost = (99.5 % 16 + (112 - 99.5)) / 4
     assert found.seconds["absent_replicas"] == pytest.approx(lost)
+
+
+def test_an_announced_replica_leaves_after_the_next_average_and_loses_nothing() -> None:
+    planned = {"effect": "planned", "of": "node", "at": ["100.5 s"], "lasts": "30 s"}
+    found = suffered(failing(planned, on_failure="continue"), job(ranks_per_replica=2, average_every=16))
+    assert (found.n_repeated, found.total_s) == (0, 300.0)
+    assert found.seconds["absent_replicas"] == pytest.approx(32 / 4)  # from 112 s; it is back at 142 s, joins at 144 s
+
+
+def test_a_replica_that_is_lost_again_before_it_is_back_joins_later() -> None:
+    """It would have joined after step 64, and joins after step 80."""
+    lost = at("46.5 s", "61 s", effect="node")
+    recovery = {"schedule": "10 s", "connect": "1 s"}
+    found = suffered(
+        failing(lost, recovery=recovery, on_failure="continue"), job(ranks_per_replica=2, average_every=16)
+    )
+    assert found.seconds["initialization"] == 3.0
+    assert found.seconds["absent_replicas"] == pytest.approx((80 - 32) / 4)
+
+
+def test_a_restart_of_all_ranks_brings_all_replicas_back() -> None:
+    """Software ends all ranks at 52 s, before the others have met without the lost one at step 64.
+
+    They start when the node is replaced.
+    """
+    lost = at("50.5 s", effect="node")
+    software = {"effect": "process", "of": "job", "at": ["52 s"]}
+    recovery = {"schedule": "1 h", "detect": "30 s", "connect": "1 s"}
+    failures = failing(lost, software, recovery=recovery, on_failure="continue")
+    found = suffered(failures, job(ranks_per_replica=2, average_every=16, checkpoints=Checkpoints(48)))
+    assert (found.n_attempts, found.n_repeated, found.total_s) == (
+        2,
+        3,
+        51.0 + 3.0 + 300.0 - 51.0 + 2.0 + (50.5 + 3630.0 - 52.0),
+    )
+    assert found.n_samples_share == 1.0
 
 
 def test_all_ranks_start_again_when_no_replica_is_left() -> None:

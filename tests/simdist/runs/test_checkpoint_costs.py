@@ -62,12 +62,10 @@ def test_all_ranks_share_what_they_write_to_and_load_from(checkpoint, write_s, r
     assert found.nbytes == NBYTES * (1 if checkpoint.get("ranks") == "first" else 8)
 
 
-def test_written_in_the_background_a_file_costs_its_copy_until_it_outlasts_the_interval():
+def test_written_in_the_background_a_file_costs_its_copy():
     found = costs(mode="async")
     assert found.stall_s == pytest.approx(COPY_S)
     assert found.usable_s == pytest.approx(COPY_S + 8 * NBYTES / SERVER_BPS)
-    assert found.stall_after_s(100.0) == pytest.approx(COPY_S)
-    assert found.stall_after_s(3 * STEP_S) == pytest.approx(found.usable_s - 3 * STEP_S)
 
 
 def test_a_write_in_the_background_competes_with_averages_for_the_nic():

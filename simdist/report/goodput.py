@@ -1,0 +1,111 @@
+"""Goodput under failures as a picture: where the time goes that is lost, and goodput by the rate of failures."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simdist.report.figures import literal_text, new_figure, shortened, tidy
+from simdist.report.palette import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PALE_GREEN,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    YELLOW,
+    Style,
+)
+from simdist.runs.recovery import Category
+from simdist.settings.units import format_duration
+from simdist.studies.goodput import GoodputStudy, RateCurve, in_words
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Look of the time that is lost.
+_STYLES: dict[Category, Style] = {
+    "wasted_progress": Style("", VERMILLION),
+    "infrastructure_recovery": Style("", ORANGE, hatch="////"),
+    "program_startup": Style("", YELLOW),
+    "initialization": Style("", GREY, hatch="...."),
+    "training_preparation": Style("", BLACK),
+    "checkpoint_restore": Style("", SKY, hatch="\\\\\\\\"),
+    "checkpoint_save": Style("", BLUE),
+    "data_loading": Style("", PURPLE, hatch="xxxx"),
+    "step_time_deviation": Style("", GREEN),
+    "absent_replicas": Style("", PALE_GREEN, GREEN, "////"),
+}
+_COLORS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK, GREY)
+_DASHES = ("-", "--", ":", "-.")
+_VISIBLE = 5e-4  # of the time
+_MOST_TICKS = 5
+
+
+def goodput_figure(study: GoodputStudy) -> "Figure":
+    """Draw the time that each schedule and policy loses and, if causes have rates, goodput against these.
+
+    Args:
+        study: One row or more.
+    """
+    n_lines = len(study)
+    figure = new_figure(11.0, max(3.4, 2.0 + 0.4 * n_lines))
+    with literal_text():
+        panels = figure.subplots(1, 2 if study.curves else 1, squeeze=False)[0]
+        figure.suptitle(shortened(study.title, most=110), x=0.01, ha="left", fontsize="large", fontweight="bold")
+        _draw_lost(panels[0], study)
+        if study.curves:
+            _draw_curves(panels[1], study.curves)
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower left", ncols=5, frameon=False)
+    return figure
+
+
+def _draw_lost(axes: "Axes", study: GoodputStudy) -> None:
+    """Draw shares of the time by category, as stacked bars."""
+    places = np.arange(len(study))
+    left = np.zeros(len(study))
+    for category, style in _STYLES.items():
+        shares = 100 * np.array([row.shares[category] for row in study])
+        if shares.max() < 100 * _VISIBLE:
+            continue
+        look: dict[str, Any] = {"color": style.face, "edgecolor": style.ink, "hatch": style.hatch, "linewidth": 0}
+        axes.barh(places, shares, left=left, height=0.62, label=in_words(category), **look)
+        left = left + shares
+    for place, row in zip(places, study, strict=True):
+        axes.annotate(
+            f"goodput {100 * row.goodput:.1f} %",
+            (left[place], place),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+        )
+    axes.set_yticks(places, [shortened(row.label) for row in study])
+    axes.tick_params(axis="y", length=0)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.45 * max(float(left.max()), 1e-3))
+    axes.set_xlabel("% of the time that is lost")
+    tidy(axes, grid="x")
+
+
+def _draw_curves(axes: "Axes", curves: tuple[RateCurve, ...]) -> None:
+    """Draw goodput against the time between failures, the longest on the left."""
+    for number, curve in enumerate(curves):
+        times_s = [point.between_failures_s for point in curve.points]
+        shares = [100 * point.goodput for point in curve.points]
+        color = _COLORS[number % len(_COLORS)]
+        dashes = _DASHES[number % len(_DASHES)]
+        axes.plot(times_s, shares, dashes, marker="o", markersize=4, color=color, label=shortened(curve.label))
+        if curve.break_even_s is not None:
+            axes.axvline(curve.break_even_s, color=color, linewidth=1, linestyle=(0, (4, 3)))
+    axes.set_xscale("log")
+    axes.minorticks_off()
+    every = max(1, -(-len(times_s) // _MOST_TICKS))
+    axes.set_xticks(times_s[::every], [format_duration(each) for each in times_s[::every]])
+    axes.invert_xaxis()
+    axes.set_xlabel("time between failures that end an attempt")
+    axes.set_ylabel("goodput, %")
+    axes.legend(frameon=False)
+    tidy(axes)

@@ -1,0 +1,241 @@
+"""Goodput of schedules under failures, against closed forms and against failures that come at known steps."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from commandline import call, write
+
+import simdist
+from simdist.errors import ScenarioError
+from simdist.runs.attempts import CATEGORIES
+from simdist.runs.checkpoint_costs import checkpoint_costs
+from simdist.scenario import loads
+from simdist.studies.goodput import RateCurve, RatePoint, goodput
+
+DAY_S = 86400.0
+
+
+def job(
+    failures="{causes: [{cause: gpu, of: job, rate: 1 per day, effect: process}]}",
+    *,
+    train_for="20 days",
+    checkpoint="{every: 600, size: 30 GB}",
+    disturbances="[]",
+    schedules="[sync]",
+    more="",
+):
+    """Return a job of two nodes and steps of 1 s, whose checkpoints of 30 GB take 30 s."""
+    written = f"checkpoint: {checkpoint}\n" if checkpoint else ""
+    return loads(f"""
+name: job
+cluster: {{nodes: 2, gpus_per_node: 1, fabric: ideal, network: ideal, storage: {{latency: 0 s, bandwidth: 1 GB/s}},
+  device: {{host_bandwidth: 1000 GB/s}}}}
+workload: {{tensors: [{{name: all, count: 9}}], batch_size: 1, forward: 400 ms, backward: 600 ms, optimize: 0 s}}
+steps: 20
+train_for: {train_for}
+{written}failures: {failures}
+disturbances: {disturbances}
+schedules: {schedules}
+{more}
+""")
+
+
+def only(study):
+    (row,) = study
+    return row
+
+
+def test_deaths_at_known_steps_repeat_the_steps_since_the_last_checkpoint():
+    """300 steps, a file every 25, deaths after 60, 145 and 240 steps.
+
+    Source:
+        saforem2/ezpz, pull request 225: 4 attempts, resumed from 50, 125 and 225.
+    """
+    deaths = "{causes: [{cause: death, effect: process, at_steps: [60, 145, 240]}]}"
+    row = only(goodput(job(deaths, train_for="300", checkpoint="{every: 25, size: 1 B}"), n_seeds=1))
+    found = row.record()
+    assert (found["attempts"], found["repeated_steps"], found["steps"]) == (4, 10 + 20 + 15, 300)
+    assert found["goodput"] == pytest.approx(300 / 345, rel=1e-6)
+    assert found["causes"]["death"]["failures"] == 3
+    assert found["causes"]["death"]["lost_s"] == pytest.approx(45, rel=1e-6)
+
+
+def test_shares_of_the_time_add_up_to_all_of_it():
+    recovery = "{detect: 30 s, schedule: 5 min, start: 1 min, connect: 10 s, warm_up: 2 min}"
+    failing = f"{{causes: [{{cause: gpu, of: gpu, rate: 1 per day, effect: node}}], recovery: {recovery}}}"
+    row = only(goodput(job(failing), n_seeds=3))
+    assert row.shares.keys() == set(CATEGORIES)
+    assert sum(row.shares.values()) == pytest.approx(1)
+    assert all(row.shares[each] > 0 for each in ("checkpoint_restore", "program_startup", "initialization"))
+    lost_s = sum(each.lost_s for each in row.causes.values())
+    own = row.shares["productive"] + row.shares["checkpoint_save"]
+    first_s = 60 + 10 + 120  # start, connect and warm_up of the first attempt
+    assert lost_s + own * 20 * DAY_S + first_s == pytest.approx(20 * DAY_S, rel=1e-6)
+
+
+def test_a_straggler_lowers_goodput_and_not_ettr():
+    """Every step of one rank is 250 ms late, so that steps of 1 s take 1.25 s. Nothing fails."""
+    never = "{causes: [{cause: late, effect: process, at: [30 days]}]}"
+    late = "[{kind: persistent, ranks: [0], factor: 1.25}]"
+    row = only(goodput(job(never, checkpoint=None, disturbances=late), n_seeds=2))
+    assert row.goodput == pytest.approx(0.8)
+    assert row.shares["step_time_deviation"] == pytest.approx(0.2)
+    assert row.record()["ettr"] == pytest.approx(1)
+
+
+def test_stalls_for_data_are_no_goodput():
+    """A batch of 1 GB takes 1 s and a step 1 s, of which nothing hides: prefetch of one batch in the first step."""
+    never = "{causes: [{cause: late, effect: process, at: [30 days]}]}"
+    described = job(never, checkpoint=None).changed(
+        {"workload.sample_size": "1 GB", "input.source": "storage", "cluster.storage.bandwidth": "0.5 GB/s"}
+    )
+    row = only(goodput(described, n_seeds=1))
+    stalled = row.shares["data_loading"]
+    assert stalled > 0.4
+    assert row.goodput == pytest.approx(1 - stalled)
+
+
+def test_best_interval_is_youngs_where_young_assumes_what_holds():
+    """Files take 30 s and failures come once a day: sqrt(2 x 86,400 x 30) = 2,277 s. Loading takes nothing much."""
+    described = job(train_for="100 days", checkpoint="{every: 600, size: 15 GB, ranks: all}")
+    costs = checkpoint_costs(described, described.schedules[0])
+    row = only(goodput(described, n_seeds=10))
+    assert row.young_s == pytest.approx(math.sqrt(2 * DAY_S * costs.stall_s))
+    assert row.best_steps / row.young_s == pytest.approx(1, abs=0.2)
+    lost_at_best = math.sqrt(2 * costs.stall_s / DAY_S) + costs.load_s / DAY_S
+    assert row.record()["best_goodput"] == pytest.approx(1 - lost_at_best, abs=2e-3)
+
+
+def test_best_interval_trains_most_of_those_around_it():
+    described = job(train_for="50 days")
+    best = only(goodput(described, n_seeds=5))
+    every = best.best_steps
+    trained = {
+        n: only(goodput(described.changed({"checkpoint.every": n}), n_seeds=5)).suffered.trained_per_s.mean()
+        for n in (every // 3, every, 3 * every)
+    }
+    assert max(trained, key=trained.get) == every
+
+
+def test_differences_are_of_the_same_failures():
+    """The interval of a difference is less than half as wide as it would be if failures were independent."""
+    spare = "{causes: [{cause: gpu, of: gpu, rate: 1 per day, effect: node}], recovery: {schedule: 10 min, swap: 1 min}"
+    study = goodput(job(spare + ", on_failure: spare, spares: 50}"), n_seeds=20)
+    own, again = study
+    assert (own.on_failure, again.on_failure) == ("spare", "restart")
+    low, high = again.record()["difference_ci95"]
+    assert high < 0
+    widths = [np.ptp(row.record()["goodput_ci95"]) for row in study]
+    assert high - low < 0.5 * math.hypot(*widths)
+    n_replaced = own.causes["gpu"].n_failures
+    assert own.goodput - again.goodput == pytest.approx(n_replaced * 9 * 60 / (20 * DAY_S), rel=0.2)
+
+
+def test_a_policy_that_costs_in_steady_state_pays_from_a_rate_on():
+    """Continuing makes each step 5 % longer, and half of the ranks are away for 1 h; starting again takes 1 h.
+
+    (1 - 1800 / T) / 1.05 = 1 - (3600 + 300) / T with 300 s of repeated steps, so T = 45,900 s.
+    """
+    keeps_on = (
+        "{causes: [{cause: gpu, of: node, rate: 1 per 40 h, effect: node}], recovery: {schedule: 1 h}, "
+        "on_failure: continue, step_factor: 1.05}"
+    )
+    study = goodput(job(keeps_on, train_for="100 days", checkpoint="{every: 600, size: 1 GB}"), n_seeds=10)
+    own, again = study.curves
+    assert own.break_even_s is None
+    assert again.label == "sync, restart"
+    speedups = [point.speedup for point in again.points]
+    assert speedups == sorted(speedups, reverse=True)
+    assert speedups[0] > 1 > speedups[-1]
+    assert any(
+        "trains more than sync, continue if the time between failures is longer" in str(r) for r in study.remarks
+    )
+
+
+def test_break_even_lies_between_points_in_proportion_to_their_logarithms():
+    points = (RatePoint(0.5, 400.0, 0.9, 1.1), RatePoint(1.0, 100.0, 0.8, 1 / 1.1))
+    assert RateCurve("sync", points).break_even_s == pytest.approx(200)
+    assert RateCurve("sync", points[:1]).break_even_s is None
+
+
+def test_goodput_falls_with_the_rate():
+    (curve,) = goodput(job(train_for="100 days"), n_seeds=5).curves
+    shares = [point.goodput for point in curve.points]
+    assert shares == sorted(shares, reverse=True)
+    between = [point.between_failures_s for point in curve.points]
+    assert between[3] == pytest.approx(DAY_S)
+    assert [a / b for a, b in itertools.pairwise(between)] == pytest.approx([2.0] * 6)
+
+
+def test_money_is_that_of_all_nodes_and_of_what_causes_took():
+    spare = "{causes: [{cause: gpu, of: gpu, rate: 1 per day, effect: node}], recovery: {schedule: 1 h}"
+    own, again = goodput(job(spare + ", on_failure: spare, spares: 2}"), n_seeds=2, price_per_gpu_hour=3.0)
+    assert own.record()["money"] == pytest.approx(3.0 * (2 + 2) * 20 * 24)
+    assert again.record()["money"] == pytest.approx(3.0 * 2 * 20 * 24)
+    cause = again.causes["gpu"]
+    assert cause.money == pytest.approx(6.0 * cause.lost_s / 3600)
+
+
+def test_equal_seeds_give_equal_studies():
+    first, second = (goodput(job(), n_seeds=3).document() for _ in range(2))
+    assert first == second
+
+
+def test_recovery_that_is_not_stated_is_said_to_count_as_nothing():
+    (remark,) = (each for each in goodput(job(), n_seeds=1).remarks if each.place == "failures.recovery")
+    assert str(remark) == (
+        "failures.recovery: detect, diagnose, schedule, start, connect, warm_up are not stated, and so 0 s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"failures": None}, "failures: nothing fails"),
+        ({"train_for": None}, "how long is the whole job"),
+    ],
+)
+def test_scenario_without_what_it_takes_is_refused(change, message):
+    with pytest.raises(ScenarioError, match=message):
+        goodput(job().changed(**change))
+
+
+def test_command_prints_tables_and_writes_rows_and_a_picture(tmp_path, capsys):
+    from simdist.scenario.scenario import dump
+
+    path = write(tmp_path / "job.yaml", dump(job(schedules="[sync, local-4]")))
+    csv, picture = tmp_path / "rows.csv", tmp_path / "goodput.svg"
+    answer = call(capsys, "goodput", path, "--seeds", "3", "--price", "2", "--csv", csv, "--plot", picture)
+    assert answer.code == 0, answer.err
+    for words in ("where the time goes", "what failures took", "goodput by the time between failures", "$"):
+        assert words in answer.out
+    head, *lines = csv.read_text(encoding="utf-8").splitlines()
+    assert head.startswith("schedule,on_failure,goodput,goodput_ci95_low,goodput_ci95_high,")
+    assert [line.split(",")[0] for line in lines] == ["sync", "local-4"]
+    assert picture.read_text(encoding="utf-8").startswith("<?xml")
+
+
+def test_command_without_failures_says_what_to_write(capsys):
+    answer = call(capsys, "goodput", "cloud-stragglers")
+    assert answer.code == 2
+    assert "write failures: {causes: [{cause: gpu, of: gpu, rate: 17 % per year, effect: node}]}" in answer.err
+
+
+def test_compare_has_the_column_of_the_study(tmp_path, capsys):
+    described = job()
+    (row,) = simdist.compare(described, n_seeds=3)
+    assert row.document()["goodput"] == only(goodput(described, n_seeds=3)).goodput
+    assert "goodput" not in simdist.compare(described.changed(failures=None), n_seeds=3).text()
+
+
+def test_study_is_shown_in_notebooks_as_its_tables():
+    shown = simdist.goodput(job(), n_seeds=2)._repr_html_()
+    assert "where the time goes" in shown
+    assert "what failures took" in shown
+
+
+def test_document_is_json():
+    json.dumps(goodput(job(), n_seeds=2).document(), allow_nan=False)
