@@ -143,8 +143,9 @@ def _select(memory: Memory, op: ops.Select, draw: topk.DrawNumber) -> None:
     """
     residual = memory.dense(op.residual)
     taken = memory.sparse(op.dst)
-    residual.add_(memory.dense(op.src))
-    values, indices = topk.select_drawn(residual, op.k, op.method, draw, kernels_from=memory.kernels_from)
+    values, indices = topk.select_drawn(
+        residual, op.k, op.method, draw, added=memory.dense(op.src), kernels_from=memory.kernels_from
+    )
     taken.values.copy_(values)
     taken.indices.copy_(indices)
     residual.index_copy_(0, indices.long(), _lost(values, taken.values))

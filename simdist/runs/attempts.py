@@ -89,6 +89,23 @@ class Attempt:
     cause: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """A failure that stops the ranks or slows them down, at its place among the steps.
+
+    Args:
+        failure: It.
+        attempt: Number of the attempt, from 0.
+        step: Steps that are done.
+        resume: Steps of the file that the next attempt resumes from; None if this one goes on.
+    """
+
+    failure: Failure
+    attempt: int
+    step: int
+    resume: int | None
+
+
 @dataclass(slots=True)
 class CauseLoss:
     """What the failures of one cause took.
@@ -144,7 +161,12 @@ class Goodput:
 
 
 def attempts(
-    failures: Failures, job: LongJob, *, seed: int, observe: Callable[[Attempt], None] | None = None
+    failures: Failures,
+    job: LongJob,
+    *,
+    seed: int,
+    observe: Callable[[Attempt], None] | None = None,
+    observe_strikes: Callable[[Strike], None] | None = None,
 ) -> Goodput:
     """Let a job suffer failures.
 
@@ -153,12 +175,13 @@ def attempts(
         job: It.
         seed: From 0 to 2**64 - 1; see `simdist.scenario.sampling.run_seeds`.
         observe: Takes each attempt when it ends.
+        observe_strikes: Takes each failure when it strikes steps; one that comes during a recovery does not.
 
     Raises:
         ScenarioError: The policy does not fit the job, or the job has no length.
     """
     _check(failures, job)
-    run = _Run(failures, job, FailureChances(seed), observe or _ignore)
+    run = _Run(failures, job, FailureChances(seed), observe or _ignore, observe_strikes or _ignore)
     run.upcoming = _FailureQueue(failures_of(failures, seed=seed, n_nodes=job.n_nodes, gpus_per_node=job.gpus_per_node))
     for step, failure in failures_at_steps(failures, n_nodes=job.n_nodes, gpus_per_node=job.gpus_per_node):
         run.at_step(step, partial(run.fail_at_step, failure))
@@ -181,8 +204,8 @@ def _check(failures: Failures, job: LongJob) -> None:
             raise ScenarioError(f"slowed has no factor for the cause {cause.cause!r}, whose flaps leave a share")
 
 
-def _ignore(_: Attempt) -> None:
-    """Do nothing with an attempt."""
+def _ignore(_: Attempt | Strike) -> None:
+    """Do nothing with what is observed."""
 
 
 @dataclass(slots=True)
@@ -217,12 +240,14 @@ class _Run:
         job: It.
         chances: Numbers of failures.
         observe: Takes attempts.
+        observe_strikes: Takes strikes.
     """
 
     failures: Failures
     job: LongJob
     chances: FailureChances
     observe: Callable[[Attempt], None]
+    observe_strikes: Callable[[Strike], None]
     upcoming: _FailureQueue = field(init=False)
     steps: CheckpointedSteps = field(init=False)
     nodes: Nodes = field(init=False)
@@ -335,6 +360,9 @@ class _Run:
         """Tell whether a failure comes only because of a node that is not there any more."""
         return failure.is_excess and failure.first_node in self.nodes.replaced
 
+    def _strike(self, failure: Failure, resume: int | None) -> None:
+        self.observe_strikes(Strike(failure, self.n_attempts - 1, self.steps.done, resume))
+
     # ---------------------------------------------------------------- effects
 
     def _begin_unnoticed(self, failure: Failure) -> None:
@@ -346,6 +374,7 @@ class _Run:
             self.corrupt.append((failure, self.steps.newest or 0, self.steps.n_usable))
             self.after(found_s, partial(self._find_corruption, failure))
             return
+        self._strike(failure, None)
         self._slow_down(failure)
         self.after(found_s, partial(self._find_slow, failure))
 
@@ -382,6 +411,7 @@ class _Run:
         if cause.share:
             self._slow_down(failure)
         else:
+            self._strike(failure, None)
             self.steps.n_still += 1
 
     def _heal(self, failure: Failure, still_s: float) -> None:
@@ -432,6 +462,7 @@ class _Run:
 
     def _restart(self, failure: Failure, resume: int) -> None:
         """End the attempt, recover, and begin the next one at a step."""
+        self._strike(failure, resume)
         self._end_attempt(self.cause_of(failure).cause)
         self._forget(failure, resume)
         self._recover(failure)
