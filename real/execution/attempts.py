@@ -80,7 +80,7 @@ class PerformedAttempt:
             RunError: It cannot be read.
         """
         step = self.first_step - 1
-        return self.files.read(step, _writer_for(self.rank, self.plan, step))
+        return self.files.read(step, _writer_for(self.rank, self.plan))
 
     def begins(self, start_s: float) -> None:
         """Note that the steps begin.
@@ -102,21 +102,27 @@ class PerformedAttempt:
                 file.write(with_checksum(record))
             sync(path)
 
-    def await_saved(self, step: int) -> None:
-        """Wait for the files of the newest checkpoint before a step, if a rank blocks for them.
+    def await_saved(self, step: int, is_planned: bool) -> None:
+        """Wait for the files of the newest checkpoint before a step.
+
+        Args:
+            step: The step.
+            is_planned: All ranks write a checkpoint now. Otherwise, wait only for one for which a rank blocks.
 
         Raises:
             RunError: A file is late; names the rank that writes it.
         """
         saved = [each for each in saved_steps(self.plan) if each < step]
-        if not saved or not _saves_of(self.plan, saved[-1]).dst:
+        at = step - 1 if is_planned else next(reversed(saved), -1)
+        save = _save_of(self.plan)
+        if save is None or at < 0 or not (save.dst or is_planned):
             return
         until_s = now_s() + self.connection.timeout_s
-        for rank in _writers(self.plan, saved[-1]):
-            while not self.files.has(saved[-1], rank):
+        for rank in _writers(self.plan):
+            while not self.files.has(at, rank):
                 self.connection.guard.check()
                 if now_s() > until_s:
-                    raise RunError(f"rank {rank} has not written the checkpoint of step {saved[-1]} in time")
+                    raise RunError(f"rank {rank} has not written the checkpoint of step {at} in time")
                 sleep_s(_POLL_S)
 
     def finished(self, last: Trace) -> Trace:
@@ -224,28 +230,36 @@ def saved_steps(plan: Plan) -> list[int]:
     return [step for step in range(plan.n_steps) if index.body(step) in saving]
 
 
-def _saves_of(plan: Plan, step: int) -> ops.Save:
-    """Return the operation that writes the checkpoint of a step."""
-    index = StepIndex(plan, [len(body) for body in plan.bodies])
-    return next(op for op in plan.bodies[index.body(step)] if isinstance(op, ops.Save))
+def saving_ops(plan: Plan) -> list[ops.Copy | ops.Save]:
+    """Return the operations that write a checkpoint of a plan; none if it has none."""
+    save = _save_of(plan)
+    everything = dict.fromkeys(op for body in plan.bodies for op in body)
+    copies = [op for op in everything if save and isinstance(op, ops.Copy) and op.dst in save.srcs]
+    return [*copies, save] if save else []
 
 
-def _writers(plan: Plan, step: int) -> list[int]:
-    return sorted({_writer_for(rank, plan, step) for rank in range(plan.world_size)})
+def _save_of(plan: Plan) -> ops.Save | None:
+    """Return the operation that writes a checkpoint; None if the plan has none."""
+    return next((op for body in plan.bodies for op in body if isinstance(op, ops.Save)), None)
 
 
-def _writer_for(rank: int, plan: Plan, step: int) -> int:
+def _writers(plan: Plan) -> list[int]:
+    return sorted({_writer_for(rank, plan) for rank in range(plan.world_size)})
+
+
+def _writer_for(rank: int, plan: Plan) -> int:
     """Return the rank whose file a rank resumes from."""
-    group = _saves_of(plan, step).by
-    return next(members[0] for members in group.members(plan.world_size) if rank in members)
+    save = _save_of(plan)
+    assert save is not None
+    return next(members[0] for members in save.by.members(plan.world_size) if rank in members)
 
 
 def _first_step(plan: Plan, written: Sequence[Sequence[int]]) -> int:
     """Return the step after the newest checkpoint whose files are all there; 0 if there is none."""
-    for step in reversed(saved_steps(plan)):
-        if all(step in written[rank] for rank in _writers(plan, step)):
-            return step + 1
-    return 0
+    if not plan.has_saves:
+        return 0
+    common = set.intersection(*(set(written[rank]) for rank in _writers(plan)))
+    return max(common, default=-1) + 1
 
 
 def _distrust(files: CheckpointFiles, limit: int) -> None:

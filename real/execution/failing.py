@@ -28,8 +28,9 @@ class FailingProgram(Program):
         due: The failures that are to strike this rank in this attempt, each with its number in the run.
         failed: Set when the run has failed.
         note: Takes number and step of a failure just before it strikes. What it writes outlives the process.
-        await_saved: Waits until the checkpoint before a step is written, if ranks block for it.
+        await_saved: Waits until the checkpoint before a step is written, if ranks block for it, or if told so.
         most_hang_s: A hang that nobody has found after so many seconds ends in an error.
+        saving: The operations that write a checkpoint; none if the plan has none.
     """
 
     def __init__(
@@ -39,8 +40,9 @@ class FailingProgram(Program):
         failed: threading.Event,
         *,
         note: Callable[[int, int], None],
-        await_saved: Callable[[int], None],
+        await_saved: Callable[[int, bool], None],
         most_hang_s: float,
+        saving: Sequence[ops.Copy | ops.Save],
     ) -> None:
         self._program = program
         self._due = list(due)
@@ -48,6 +50,8 @@ class FailingProgram(Program):
         self._note = note
         self._await_saved = await_saved
         self._most_hang_s = most_hang_s
+        self._saving = saving
+        self._slower_s = 0.0
 
     def load(self, op: ops.Load, number: int) -> None:
         """Let the program load."""
@@ -62,6 +66,7 @@ class FailingProgram(Program):
         while self._due and self._due[0][1].step <= step:
             number, failure = self._due.pop(0)
             self._strike(number, failure, step)
+        sleep_s(self._slower_s, self._failed)
         self._program.forward(parts, step, complete)
 
     def backward(self, buckets: Sequence[ops.Backward], complete: Callable[[], object]) -> None:
@@ -69,16 +74,21 @@ class FailingProgram(Program):
         self._program.backward(buckets, complete)
 
     def _strike(self, number: int, failure: StepFailure, step: int) -> None:
+        if failure.kind == "planned" and step:
+            for op in self._saving:
+                self._program.perform(op, step - 1)
         if failure.ends_attempt:
-            self._await_saved(step)
+            self._await_saved(step, failure.kind == "planned")
         self._note(number, step)
         match failure.kind:
-            case "gone":
+            case "gone" | "planned":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "hang":
                 self._hang(step)
             case "pause":
                 sleep_s(failure.pause_s, self._failed)
+            case "slow":
+                self._slower_s += failure.pause_s
 
     def _hang(self, step: int) -> NoReturn:
         """Take no part until the others have found that, or torchrun ends this process."""

@@ -17,7 +17,7 @@ from real.buffers import transforms
 from real.buffers.memory import Memory
 from real.collectives.byte_transfer import gather_texts
 from real.collectives.worlds import ProcessWorld, check_performable
-from real.execution.attempts import PerformedAttempt
+from real.execution.attempts import PerformedAttempt, saving_ops
 from real.execution.executor import Executor, World
 from real.execution.failing import FailingProgram
 from real.execution.gpu import await_kernels, count_memory, most_allocated_nbytes
@@ -154,6 +154,7 @@ def perform_run(
             note=attempt.note_failure,
             await_saved=attempt.await_saved,
             most_hang_s=attempt.most_hang_s,
+            saving=saving_ops(plan),
         )
     first_step = 0 if attempt is None else attempt.first_step
     world = _ExplainedWorld(session.world, guard, plan.name)

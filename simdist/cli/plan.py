@@ -9,6 +9,7 @@ from simdist.errors import ScenarioError, naming
 from simdist.runs import run_directory
 from simdist.runs.building import build, delays
 from simdist.runs.proved_plan import ProvedPlan
+from simdist.runs.run_failures import step_failures
 from simdist.scenario import Recorded, Scenario
 
 
@@ -55,7 +56,9 @@ def command(
                 built = build(scenario, each)
             if path:
                 one = scenario.model_copy(update={"schedules": (each,)})
-                run_directory.write(path, one, built.plan, delays(scenario), force=force)
+                drawn = delays(scenario)
+                failures = step_failures(one, built.plan, built.costs, drawn)
+                run_directory.write(path, one, built.plan, drawn, failures, force=force)
                 session.wrote(path)
             proved.append(ProvedPlan(scenario, built, path))
     document = {"scenario": scenario.name, "plans": [each.document() for each in proved]}

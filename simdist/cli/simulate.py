@@ -19,6 +19,7 @@ from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.runs.building import delay_sampler
 from simdist.runs.planned import PlannedSchedule
+from simdist.runs.run_failures import step_failures
 from simdist.studies import facets
 from simdist.studies.columns import ENGINE, PLAIN_STEP_TIME, SCHEDULE, STATE_COLUMNS
 from simdist.studies.facets import LINKS, Simulated
@@ -139,7 +140,10 @@ def _write(session: common.CliSession, planned: PlannedSchedule, *, force: bool)
     if planned.output is None:
         return planned.run.path if planned.run else None
     one = planned.scenario.model_copy(update={"schedules": (planned.schedule,)})
-    run_directory.write(planned.output, one, planned.plan, planned.drawn_delays(), force=force)
+    drawn = planned.drawn_delays()
+    known = planned.run.failures if planned.run else None
+    failures = step_failures(one, planned.plan, planned.costs, drawn) if known is None else known
+    run_directory.write(planned.output, one, planned.plan, drawn, failures, force=force)
     session.saved.append(str(planned.output))
     return planned.output
 

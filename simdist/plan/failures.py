@@ -16,8 +16,8 @@ from simdist.errors import PlanError
 from simdist.files import read_content
 from simdist.plan.plan import Plan
 
-FailureKind: TypeAlias = Literal["gone", "hang", "pause"]
-ENDING: tuple[FailureKind, ...] = ("gone", "hang")
+FailureKind: TypeAlias = Literal["gone", "hang", "planned", "pause", "slow"]
+ENDING: tuple[FailureKind, ...] = ("gone", "hang", "planned")
 """Kinds of failures that end an attempt."""
 _FORMAT = "simdist-failures-1"
 
@@ -30,8 +30,10 @@ class StepFailure:
         attempt: The attempt in which it strikes.
         step: Step at whose start it strikes.
         ranks: Ranks that it strikes.
-        kind: `gone`: the processes end without a word. `hang`: they live and take no further part, until a time-out
-            finds them. `pause`: they take no part for a while, as behind a link that flaps.
+        kind (str): `gone`: the processes end without a word. `hang`: they live and take no further part, until a
+            time-out finds them. `planned`: all ranks write a checkpoint, then they end. `pause`: they take no part for
+            a while, as behind a link that flaps. `slow`: from then on they pause at the start of each step of the
+            attempt.
         pause_s: Length of a pause.
         resume_before: Checkpoints of this step and later ones are not used after it: silent corruption since then.
             None: all are.
@@ -98,6 +100,6 @@ def check_step_failures(plan: Plan, failures: Sequence[StepFailure]) -> None:
             raise PlanError(f"{where}: ranks {list(each.ranks)}: name some of 0 to {plan.world_size - 1}")
         if each.attempt != n_ended:
             raise PlanError(f"{where}: attempt {each.attempt}: {n_ended} failures before it end an attempt")
-        if each.kind == "pause" and not 0 < each.pause_s < float("inf"):
+        if each.kind in ("pause", "slow") and not 0 < each.pause_s < float("inf"):
             raise PlanError(f"{where}: pause_s {each.pause_s}: write seconds above 0")
         n_ended += each.ends_attempt

@@ -99,6 +99,17 @@ class RunDirectory:
                 f"actors ({kinds}) can be simulated only: they are processes of the simulation, and no rank performs "
                 f"them; remove `actors`, or leave this run out"
             )
+        failures = self.scenario.failures
+        if failures and failures.on_failure == "continue":
+            return (
+                "failures.on_failure: continue can be simulated only: torchrun starts all ranks again; write restart, "
+                "or leave this run out"
+            )
+        if failures and failures.recovery.state == "replica":
+            return (
+                "failures.recovery.state: replica can be simulated only: ranks go on from files; write checkpoint, or "
+                "leave this run out"
+            )
         return only_simulated(self.plan)
 
 

@@ -19,6 +19,7 @@ from simdist.studies.ranking import Summary
 from simdist.studies.remarks import Remark, below_table, documents, remarks_of
 from simdist.studies.statistics import Interval
 from simdist.studies.tables import BOTH, table_text
+from simdist.studies.validated_attempts import AttemptsValidation, validate_attempts
 from simdist.studies.validation import Validation
 from simdist.studies.validation import validate as validate_traces
 from simdist.traces.links import link_in_words
@@ -97,6 +98,7 @@ class ValidatedRun:
         loading: Epochs of both, with a data set.
         range_s: Interval of the simulated makespan, if something is uncertain.
         remarks: What to know beside the tables.
+        attempts: All attempts of a run with failures.
     """
 
     run: run_directory.RunDirectory
@@ -106,6 +108,7 @@ class ValidatedRun:
     loading: Loading | None
     range_s: Interval | None
     remarks: tuple[Remark, ...] = ()
+    attempts: AttemptsValidation | None = None
 
     def __repr__(self) -> str:
         return self.text(None)
@@ -131,6 +134,7 @@ class ValidatedRun:
             epochs (list): Only with a data set: "The error of an epoch".
             hits_identical (bool or null): Only with a data set: see "How a schedule loads its data".
             hits_differences (list or null): Likewise.
+            failures (object): Only with failures: "A run with failures".
             remarks (list): "A remark".
         """
         found = self.validation
@@ -149,6 +153,8 @@ class ValidatedRun:
         if self.loading:
             document["epochs"] = [asdict(error) for error in self.loading.errors]
             document |= picked(self.loading, "hits_identical", hits_differences="differences")
+        if self.attempts:
+            document["failures"] = self.attempts.document()
         return document | {"remarks": documents(self.remarks)}
 
     def text(self, cluster: Path | None) -> str:
@@ -167,6 +173,7 @@ class ValidatedRun:
                 f"{about}; measured: {found.source}; simulated: {machines}",
                 f"makespan{_of_rank(self.real)}: {makespans}, error {format_error(found.error)}",
                 *([_range_text(found.measured_s, *self.range_s)] if self.range_s else ()),
+                *(self.attempts.text() if self.attempts else ()),
                 "",
                 _kinds_text(found),
                 "",
@@ -225,7 +232,8 @@ def validate_run(
     if validation.n_steps < run.plan.n_steps:
         text = f"{path}: only {validation.n_steps} of {run.plan.n_steps} steps were finished"
         remarks.append(Remark("accuracy", text))
-    return ValidatedRun(run, real, simulated, validation, loading, range_s, tuple(remarks))
+    attempts = validate_attempts(run, scenario, simulated, real)
+    return ValidatedRun(run, real, simulated, validation, loading, range_s, tuple(remarks), attempts)
 
 
 def _other_precision(run: run_directory.RunDirectory, real: Trace) -> str:

@@ -19,6 +19,7 @@ from simdist.files import read_content, replacing
 from simdist.plan import Plan
 from simdist.runs import run_directory
 from simdist.runs.building import build, delays
+from simdist.runs.run_failures import step_failures
 from simdist.scenario import Scenario
 from simdist.settings.base import unchecked_copy
 from simdist.studies import facets
@@ -154,7 +155,10 @@ def check_number(sweep: Sweep) -> None:
 def _write(scenario: Scenario, path: Path, *, name: str) -> None:
     """Write the run directory of the only schedule of a scenario."""
     one = unchecked_copy(scenario, name=name)
-    run_directory.write(path, one, build(one, one.schedules[0]).plan, delays(one))
+    built = build(one, one.schedules[0])
+    drawn = delays(one)
+    failures = step_failures(one, built.plan, built.costs, drawn)
+    run_directory.write(path, one, built.plan, drawn, failures)
 
 
 def _write_point(sweep: Sweep, point: Point, path: Path, folder: Path) -> None:

@@ -23,6 +23,7 @@ import pandas as pd
 import pytest
 from commandline import write
 from data_sets import DATA_CLUSTER
+from failed_runs import write_failed_run
 from kineto_traces import Delay, Truth, write_job
 from scripts import ROOT, load_script
 from traced_plans import write_traces
@@ -48,6 +49,7 @@ from simdist.studies.data_knobs import knob_effects
 from simdist.studies.epochs import find_epochs
 from simdist.studies.validation import validate
 from simdist.traces import waiting
+from simdist.traces.attempts import ATTEMPTS
 from simdist.traces.breakdown import break_down
 from simdist.traces.reads import expected
 from simdist.traces.trace import Trace
@@ -306,7 +308,19 @@ def of_validations(study: Study, folder: Path) -> dict[str, Found]:
     trace = run_directory.read_trace(one / run_directory.REAL)
     run_directory.save_trace(dataclasses.replace(trace, real_rank=0), one / run_directory.REAL)
     unsure += result("validate", one)["rows"]
+    failed = write_failed_run(folder / "failed")
+    unsure += result("validate", failed)["rows"]
+    with_failures = [unsure[-1]["failures"]]
+    failures = json.loads((failed / run_directory.FAILURES).read_text())
+    attempts = json.loads((failed / ATTEMPTS).read_text())
     return {
+        "A run with failures": keys(with_failures),
+        "Where the time of a run with failures went": keys(each(with_failures, "categories")),
+        "Keys of failures.json": keys([failures]),
+        "A failure at the start of a step": keys([*each([failures], "failures"), {"resume_before": 1}]),
+        "Keys of attempts.json": keys([attempts]),
+        "An attempt": keys(each([attempts], "attempts")),
+        "A failure that has struck": keys(each([attempts], "met")),
         "A validated run": keys(rows + unsure),
         "A run that is only simulated": keys(result("validate", folder / "apart")["rows"]),
         "A kind of operation, simulated and measured": keys(each(rows, "kinds")),

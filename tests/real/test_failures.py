@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+from commandline import call  # noqa: E402
 from processes import places, run, torchrun_forks  # noqa: E402
 
 from real.cli import main  # noqa: E402
@@ -152,6 +153,41 @@ def test_a_hang_is_found_by_the_timeout_and_a_pause_by_nobody(tmp_path: Path) ->
     whole = Trace.load(path / run_directory.REAL)
     steps_s = np.diff(whole.end_s[rows(whole, Optimize)], axis=0)
     assert (steps_s[12] > 0.5).all()  # rank 0 pauses in step 13, and rank 1 waits for it there
+
+
+def test_an_announced_end_saves_first_and_a_slow_rank_is_evicted(tmp_path: Path) -> None:
+    text = SLEEPING.replace("steps: 300", "steps: 40").replace("every: 25", "every: 10")
+    slow = StepFailure(0, 12, (1,), "slow", pause_s=0.1)
+    path = write(tmp_path / "run", text, [slow, StepFailure(0, 17, (0, 1), "planned"), gone(1, 19, 1)])
+    perform(path, tmp_path / "saved")
+    assert [each.first_step for each in AttemptLog.load(path / ATTEMPTS).attempts] == [0, 17, 17]
+    whole = Trace.load(path / run_directory.REAL)
+    steps_s = np.diff(whole.end_s[rows(whole, Optimize)], axis=0)
+    assert (steps_s[11:16] > 0.1).all()
+    assert np.median(steps_s) < 0.1
+
+
+def test_validate_compares_attempts_and_where_time_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = SLEEPING.replace("steps: 300", "steps: 30").replace("every: 25", "every: 10")
+    causes = "causes: [{cause: kill, effect: process, at_steps: [15, 22], ranks: [1, 0]}]"
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text(f"{text}train_for: 30 steps\nfailures:\n  {causes}\n  recovery: {{start: 1 s}}\n")
+    path = tmp_path / "run"
+    assert call(capsys, "plan", scenario, "-o", path).code == 0
+    perform(path, tmp_path / "saved")
+    answer = call(capsys, "validate", path, "--json")
+    assert answer.code == 0, answer.err
+    (row,) = json.loads(answer.out)["rows"]
+    found = row["failures"]
+    assert found["simulated_steps"] == found["measured_steps"] == [[0, 15], [10, 22], [20, 30]]
+    assert found["simulated_repeated"] == found["measured_repeated"] == 7
+    log = AttemptLog.load(path / ATTEMPTS)
+    assert found["measured_s"] == pytest.approx(log.attempts[-1].ended_s - log.attempts[0].launched_s)
+    assert found["simulated_s"] == pytest.approx(3 * 1.0 + 37 * 6e-3, rel=0.1)
+    measured_s = {each["category"]: each["measured_s"] for each in found["categories"]}
+    assert min(measured_s.values()) >= 0
+    assert measured_s["productive"] > 30 * 6e-3
+    assert "attempts: 3, steps 0 to 15, 10 to 22, 20 to 30; 7 steps repeated" in call(capsys, "validate", path).out
 
 
 def test_files_after_silent_corruption_are_not_used(tmp_path: Path) -> None:
