@@ -15,7 +15,7 @@ from simdist.failure_logs.records import timestamp_s
 from simdist.settings.base import shown
 
 # fmt: off
-# States that a job can be in, from `sacct --helpstate` and the manual.
+# States that a job can be in, from the manual.
 _STATES = frozenset((
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "COMPLETING", "CONFIGURING", "DEADLINE", "EXPEDITING", "FAILED",
     "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PENDING", "POWER_UP_NODE", "PREEMPTED", "RECONFIG_FAIL",
