@@ -1,7 +1,6 @@
 """`python -m real.learn`: train a task by a plan, with the values of all ranks, and tell how well it learns.
 
-One JSON object on standard input says what to do, see `docs/reference/tasks.md`; JSON lines on standard output tell of
-it.
+One JSON object on standard input is the request, see `_TrainingRequest`. JSON lines on standard output tell of it.
 """
 
 import copy

@@ -8,10 +8,12 @@ TYPES = {
     **dict.fromkeys(("times", "arrived", "ends", "lags", "durations"), "*i64"),
     **dict.fromkeys(("number", "width", "n_chunks", "n_places"), "i32"),
     **dict.fromkeys(("count", "n_tiles", "n_spans", "n_groups", "k", "span_size", "groups_in_span"), "i32"),
-    "values": "*bf16",
+    **dict.fromkeys(("values", "added"), "*bf16"),
 }  # whatever else there is points to int32
 LARGEST = {"LARGEST": 2.0**126}
-WHOLE = {"GROUP": 64, "ROWS": 64} | LARGEST
+GROUP = {"GROUP": 64} | LARGEST
+WHOLE = {"ROWS": 64} | GROUP
+CHOSEN = {"AT_ONCE": 1024} | GROUP
 CELLS = {"CELLS": 256, "SHIFT": 19}
 STEPS = {"STEPS": 2**20}
 SPANS = {"MAX_SPANS": 1024}
@@ -29,13 +31,13 @@ def main() -> None:
 
     target = GPUTarget("cuda", 90, 32)
     constants_of: dict[Any, dict[str, Any]] = {
-        triton_mstopk._summarize: WHOLE,
+        triton_mstopk._summarize: {"ADDS": True} | WHOLE,
         triton_mstopk._scale: {"DENSEST": 2.0**127} | STEPS | SPANS,
         triton_mstopk._count_maxima: {"CHUNK": 4096} | CELLS,
         triton_mstopk._choose: {"CHUNK": 1024} | CELLS | STEPS,
-        triton_mstopk._collect: WHOLE | CELLS | STEPS,
+        triton_mstopk._collect: CHOSEN | CELLS | STEPS,
         triton_dgc._choose: WHOLE,
-        triton_dgc._collect: WHOLE,
+        triton_dgc._collect: CHOSEN,
         triton_dgc._take_all_if_few: {"CHUNK": 1024} | LARGEST | SPANS,
         triton_candidates._count_keys: {"DIGIT": 2} | DIGITS,
         triton_candidates._count_taken: DIGITS,

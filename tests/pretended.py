@@ -1,7 +1,8 @@
-"""Programs, watches and CUDA streams that do nothing, or what a test wants, and the executor with them."""
+"""Programs, watches, CUDA streams, memory that do nothing, or what a test wants, and the executor with them."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -17,6 +18,7 @@ from simdist.errors import RunError
 from simdist.plan import (
     AllReduce,
     Backward,
+    Buffer,
     Delay,
     Forward,
     Load,
@@ -101,6 +103,57 @@ class QuietWatch:
     def check(self) -> None:
         if self.failed.is_set():
             raise RunError("rank 7 failed: it rained")
+
+
+class PooledMemory:
+    """Buffers of a GPU: what a stream gives back serves what it takes next, at once and whatever still runs.
+
+    All buffers have memory at first.
+
+    Args:
+        plan: Has the buffers.
+        current_stream: Returns the stream that takes memory.
+
+    Attributes:
+        blocks: Name of a buffer -> number of the block that it has.
+        takers: Name of a buffer -> the streams that took memory for it after the beginning.
+    """
+
+    kept: frozenset[str] = frozenset()
+
+    def __init__(self, plan: Plan, current_stream: Callable[[], Hashable]) -> None:
+        self.blocks: dict[str, int] = {}
+        self.takers: defaultdict[str, set[Hashable]] = defaultdict(set)
+        self._current_stream = current_stream
+        self._buffers = {buffer.name: buffer for buffer in plan.buffers}
+        self._free: defaultdict[tuple[Hashable, int], list[int]] = defaultdict(list)
+        self._pools: list[tuple[Hashable, int]] = []
+        for name in self._buffers:
+            self.take(name)
+        self.takers.clear()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._buffers
+
+    def dense(self, name: str) -> Buffer:
+        return self._buffers[name]
+
+    @property
+    def held_nbytes(self) -> int:
+        return sum(self._buffers[name].nbytes for name in self.blocks)
+
+    def take(self, name: str) -> None:
+        stream = self._current_stream()
+        self.takers[name].add(stream)
+        pool = stream, self._buffers[name].nbytes
+        if not self._free[pool]:
+            self._free[pool].append(len(self._pools))
+            self._pools.append(pool)
+        self.blocks[name] = self._free[pool].pop()
+
+    def give_back(self, name: str) -> None:
+        block = self.blocks.pop(name)
+        self._free[self._pools[block]].append(block)
 
 
 class Pretended(Program):

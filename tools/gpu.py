@@ -92,9 +92,9 @@ class Part:
 
 # The most important first. The last one gets what is left, as torch takes some of LIMIT_S to start.
 PARTS = (
-    Part("alone", "one rank alone, calibrated in the step", 55.0),
-    Part("nccl", "plans of ranks on several GPUs, over NCCL", 125.0, gpus="several"),
-    Part("peers", "one real rank among simulated ones", 95.0),
+    Part("alone", "one rank alone, calibrated in the step", 70.0),
+    Part("nccl", "plans of ranks on several GPUs, over NCCL", 140.0, gpus="several"),
+    Part("peers", "one real rank among simulated ones", 90.0, {"triton": "triton"}),
     Part("shared_gpu", "values of two ranks over NCCL on one GPU", 20.0, gpus="one"),
     Part(
         "suite",
@@ -104,11 +104,11 @@ PARTS = (
     ),
     Part("selection", "kernels that select the largest entries", 20.0, {"triton": "triton"}),
     Part("delays", "delays on the stream of the device", 15.0),
-    Part("sharding", "memory of sharded plans beside their column", 25.0),
+    Part("sharding", "memory of sharded plans beside their column", 25.0, gpus="one"),
     Part("single", "one process over NCCL beside DistributedDataParallel", 35.0),
     Part("plans", "plans of four ranks that share the GPU, as a test of function", 30.0, gpus="one"),
     Part("profiled", "stragglers of a profiled job", 20.0, gpus="one"),
-    Part("steps", "step times by batch size and precision", 55.0, gpus="one"),
+    Part("steps", "step times by batch size and precision", 45.0, gpus="one"),
 )
 
 

@@ -2393,6 +2393,22 @@ _REAL = (
     ),
     Mutant(
         "real: top-k",
+        "a replayed selection draws the number of another step",
+        "real/kernels/graphs.py",
+        "room.drawn.fill_(drawn)",
+        "pass",
+        ("tests/real/kernels/test_graphs.py",),
+    ),
+    Mutant(
+        "real: top-k",
+        "a recorded operation is replayed on other memory",
+        "real/kernels/graphs.py",
+        "return tuple(tensor.data_ptr() for tensor in tensors)",
+        "return tuple(tensor.numel() for tensor in tensors)",
+        ("tests/real/kernels/test_graphs.py",),
+    ),
+    Mutant(
+        "real: top-k",
         "k may be one more than there are",
         _TOPK,
         "if not 0 <= k <= values.numel():",

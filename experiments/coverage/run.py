@@ -250,12 +250,12 @@ def in_short(lines: Sequence[str]) -> str:
     """Return a line for each kind of delays: the ranges of all numbers of seeds together."""
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
     short = [
-        "| delays | step time holds, % | speed-up holds, % | uncorrected: step time | speed-up |",
-        "|---|---|---|---|---|",
+        "| delays | step time holds, % | speed-up holds, % |",
+        "|---|---|---|",
     ]
     for name in dict.fromkeys(each[0] for each in cells):
         of_name = [each for each in cells if each[0] == name]
-        spans = [_joined(each[column] for each in of_name) for column in (2, 3, 5, 6)]
+        spans = [_joined(each[column] for each in of_name) for column in (2, 3)]
         short.append(f"| {' | '.join([name, *spans])} |")
     return "\n".join(short)
 

@@ -20,20 +20,16 @@ JOBS = (
 
 def run(part: common.Part) -> None:
     """Emit the rows."""
-    from simdist.runs import run_directory
-
     for job in (jobs.TINY,) if part.dry_run else JOBS:
         scenario: common.Row = {
             "cluster": jobs.cluster(part, 1),
             "workload": {"file": str(jobs.workload(part, job))},
             "input": {"source": "memory"},
             "schedules": jobs.schedules(1),
-            "steps": 4 if part.dry_run else 20,
+            "steps": 4 if part.dry_run else 12,
         }
         with tempfile.TemporaryDirectory() as name:
             runs = common.planned(scenario, Path(name))
             where = ("--program", job.model, "--device", part.device, "--backend", jobs.backend(part))
-            common.ranks(("real", runs, *where), 1, ranks_per_node=1, timeout_s=60.0)
-            for path in run_directory.find(runs):
-                row = kept.keep(part, path, f"alone/{job.name}/{path.name}")
-                part.emit({"model": job.model, "batch_size": job.batch_size, "precision": job.precision, **row})
+            about: common.Row = {"model": job.model, "batch_size": job.batch_size, "precision": job.precision}
+            kept.perform(part, ("real", runs, *where), 1, {runs: (f"alone/{job.name}", about)})

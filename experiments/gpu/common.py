@@ -147,12 +147,15 @@ class World:
                 raise PartError(f"{self.command}: did not get far enough: {self.said()[-4000:].strip()}")
             time.sleep(0.05)
 
-    def codes(self, deadline_s: float, *, grace_s: float = GRACE_S) -> list[int | None]:
+    def codes(
+        self, deadline_s: float, *, grace_s: float = GRACE_S, meanwhile: Callable[[], None] = lambda: None
+    ) -> list[int | None]:
         """Return the exit status of each rank; None if it has not ended by a moment of `time.monotonic`.
 
         Args:
             deadline_s: The moment.
             grace_s: If a rank fails, the others have this long to say so too.
+            meanwhile: Called again and again.
         """
         has_failed = False
         while True:
@@ -161,6 +164,7 @@ class World:
                 return codes
             if any(codes) and not has_failed:
                 deadline_s, has_failed = min(deadline_s, time.monotonic() + grace_s), True
+            meanwhile()
             time.sleep(0.05)
 
 
@@ -172,6 +176,7 @@ def ranks(
     timeout_s: float,
     module: bool = True,
     environ: Mapping[str, object] = MappingProxyType({}),
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> None:
     """Start the ranks of a world on this machine as torchrun would, and wait for them.
 
@@ -182,6 +187,7 @@ def ranks(
         timeout_s: Until all ranks must have ended.
         module: See there.
         environ: See there.
+        meanwhile: Called again and again until they have ended, and once after that.
 
     Raises:
         PartError: A rank failed, or they took too long. The message ends with what was printed last.
@@ -189,8 +195,9 @@ def ranks(
     left_s = float(os.environ.get(ENDS, "inf")) - time.monotonic() - REPORT_S
     timeout_s = max(1.0, min(timeout_s, left_s))
     with started(command, n_ranks, ranks_per_node=ranks_per_node, module=module, environ=environ) as world:
-        codes = world.codes(time.monotonic() + timeout_s)
+        codes = world.codes(time.monotonic() + timeout_s, meanwhile=meanwhile)
         said = world.said()
+    meanwhile()
     if any(code != 0 for code in codes):
         late = [rank for rank, code in enumerate(codes) if code is None]
         what = f"ranks {late} did not end within {timeout_s:.0f} s" if late else f"exit statuses {codes}"

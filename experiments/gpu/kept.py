@@ -8,7 +8,7 @@ import json
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,32 @@ sys.path.append(str(common.ROOT / "experiments" / "emulated_cluster"))
 
 SUFFIX = ".tar.xz"  # of the archive beside a file of results
 TICK_S = 2.0**-24  # 60 ns, to which kept times are rounded: they take half the bytes
+
+
+def perform(
+    part: common.Part, command: Sequence[object], n_ranks: int, runs: Mapping[Path, tuple[str, common.Row]]
+) -> None:
+    """Perform runs, keep each as soon as it is measured, and emit its row.
+
+    Args:
+        part: Takes the rows.
+        command: Module and arguments that measure the runs, each of which may hold several.
+        n_ranks: Of the world.
+        runs: Folder of run directories -> its name among kept runs, and what its rows begin with.
+
+    Raises:
+        PartError: See `common.ranks`. What was measured before is kept.
+    """
+    from simdist.runs import run_directory
+
+    missing = {path: given for folder, given in runs.items() for path in run_directory.find(folder)}
+
+    def emit_measured() -> None:
+        for path in [path for path in missing if (path / run_directory.REAL).exists()]:
+            name, about = missing.pop(path)
+            part.emit(about | keep(part, path, f"{name}/{path.name}"))
+
+    common.ranks(command, n_ranks, ranks_per_node=n_ranks, timeout_s=120.0, meanwhile=emit_measured)
 
 
 def keep(part: common.Part, run: Path, name: str) -> common.Row:
@@ -112,7 +138,8 @@ def unpacked(archive: Path) -> Iterator[Path]:
 def predict_again(results: Path) -> tuple[int, list[str]]:
     """Predict the rows of recorded results again with today's model, and write them.
 
-    Predicted again are rows with a kept run, and step times of presets.
+    Predicted again are rows with a kept run, and step times of presets. If the price of links has changed, so has the
+    prediction of one real rank among simulated ones, which was given collectives by the model of its day.
 
     Args:
         results: A file of results.
@@ -120,25 +147,40 @@ def predict_again(results: Path) -> tuple[int, list[str]]:
     Returns:
         How many rows were predicted, and what lacks.
     """
-    import steps
-
     document = json.loads(results.read_text(encoding="utf-8"))
-    archive = results.with_suffix(SUFFIX)
-    lacks, n_rows = [], 0
     rows = [row for part in document["parts"].values() for row in part["rows"]]
-    curves = [row for row in document["parts"].get("steps", {"rows": []})["rows"] if row["step_ms"] is not None]
-    for row in curves:
-        row["predicted_ms"] = steps.predicted_ms(row["model"], row["precision"], row["batch_size"], row["preset"])
-        n_rows += 1
-    of_runs = [row for row in rows if "kept" in row]
-    if of_runs and archive.exists():
-        with unpacked(archive) as folder:
-            for row in of_runs:
-                row |= numbers(folder / row["kept"])
-        n_rows += len(of_runs)
-    elif of_runs:
-        lacks.append(f"{archive.name}: is not there, so {len(of_runs)} runs cannot be predicted again")
+    n_curves = _curves_again(document["parts"].get("steps", {"rows": []})["rows"])
+    n_runs, lacks = _runs_again([row for row in rows if "kept" in row], results.with_suffix(SUFFIX))
     if n_lost := sum("simulated_ms" in row and "kept" not in row for row in rows):
         lacks.append(f"{results.name}: {n_lost} runs were not kept (cluster, workload and trace)")
     results.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    return n_rows, lacks
+    return n_curves + n_runs, lacks
+
+
+def _curves_again(rows: Sequence[common.Row]) -> int:
+    """Predict step times of presets again; return how many."""
+    import steps
+
+    measured = [row for row in rows if row["step_ms"] is not None]
+    for row in measured:
+        of = (row[name] for name in ("model", "precision", "batch_size", "preset"))
+        row["predicted_ms"] = steps.predicted_ms(*of)
+    return len(measured)
+
+
+def _runs_again(rows: Sequence[common.Row], archive: Path) -> tuple[int, list[str]]:
+    """Predict kept runs again; return how many, and what lacks."""
+    from simdist.errors import SimdistError
+
+    if not rows:
+        return 0, []
+    if not archive.exists():
+        return 0, [f"{archive.name}: is not there, so {len(rows)} runs cannot be predicted again"]
+    lacks = []
+    with unpacked(archive) as folder:
+        for row in rows:
+            try:
+                row |= numbers(folder / str(row["kept"]))
+            except SimdistError as error:  # such as a key of the scenario that is gone
+                lacks.append(f"{row['kept']}: cannot be predicted again: {str(error).removeprefix(f'{folder}/')}")
+    return len(rows) - len(lacks), lacks

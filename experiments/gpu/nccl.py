@@ -32,9 +32,10 @@ def run(part: common.Part) -> None:
         part.emit({"skipped": "needs 2 GPUs or more"})
         return
     values.compare(part, n_ranks, {})
+    _measure(part, jobs.TINY if part.dry_run else JOB, n_ranks)
     killed(part, n_ranks)
-    for job in (jobs.TINY,) if part.dry_run else (JOB, LARGE):
-        _measure(part, job, n_ranks)
+    if not part.dry_run:
+        _measure(part, LARGE, n_ranks)
 
 
 def _n_ranks() -> int:
@@ -46,16 +47,18 @@ def _n_ranks() -> int:
 
 def _measure(part: common.Part, job: jobs.Job, n_ranks: int) -> None:
     """Calibrate links and passes, then simulate and perform each plan."""
-    from simdist.runs import run_directory
-
+    is_short = part.dry_run or job == LARGE
     where = ("--backend", jobs.backend(part), "--device", part.device)
+    about: common.Row = {"model": job.model, "precision": job.precision}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         files = ("-o", folder / "cluster.yaml", "--workload", folder / "workload.yaml")
         sizes = ("--max-size", "1 MB") if part.dry_run else ()
-        _ranks(n_ranks, "real.calibrate", *jobs.measured_by(part, job), *files, *sizes)
+        command = ("real.calibrate", *jobs.measured_by(part, job), *files, *sizes)
+        common.ranks(command, n_ranks, ranks_per_node=n_ranks, timeout_s=90.0)
         troubles = list(jobs.troubles(n_ranks, VICTIM, "50 ms").items())
-        for number, (trouble, disturbances) in enumerate(troubles[:2] if part.dry_run else troubles):
+        folders: dict[str, Path] = {}
+        for trouble, disturbances in troubles[:2] if is_short else troubles:
             scenario: common.Row = {
                 "cluster": {"file": str(folder / "cluster.yaml")},
                 "workload": {"file": str(folder / "workload.yaml")},
@@ -64,19 +67,16 @@ def _measure(part: common.Part, job: jobs.Job, n_ranks: int) -> None:
                 "schedules": [each for each in jobs.schedules(n_ranks) if job != LARGE or each["kind"] in FEW],
                 "steps": 4 if part.dry_run else 8 if job == LARGE else 12,
             }
-            runs = common.planned(scenario, folder / str(number))
-            _ranks(n_ranks, "real", runs, "--program", job.model, *where)
-            about: common.Row = {"model": job.model, "precision": job.precision, "trouble": trouble}
-            for path in run_directory.find(runs):
-                row = kept.keep(part, path, f"nccl/{job.name}/{trouble}/{path.name}")
-                part.emit({"what": "plan", **about, **row})
-            summary = json.loads(common.simdist("validate", runs, "--json"))["summary"]
+            folders[trouble] = common.planned(scenario, folder / str(len(folders)))
+        runs: dict[Path, tuple[str, common.Row]] = {
+            path: (f"nccl/{job.name}/{trouble}", {"what": "plan", **about, "trouble": trouble})
+            for trouble, path in folders.items()
+        }
+        kept.perform(part, ("real", *runs, "--program", job.model, *where), n_ranks, runs)
+        for trouble, path in folders.items():
+            summary = json.loads(common.simdist("validate", path, "--json"))["summary"]
             pairs = {"clear_pairs": summary["n_clear_pairs"], "right_pairs": summary["n_right_pairs"]}
-            part.emit({"what": "order", **about, **pairs})
-
-
-def _ranks(n_ranks: int, *command: object) -> None:
-    common.ranks(command, n_ranks, ranks_per_node=n_ranks, timeout_s=90.0)
+            part.emit({"what": "order", **about, "trouble": trouble, **pairs})
 
 
 def killed(part: common.Part, n_ranks: int) -> None:

@@ -6,6 +6,7 @@ the copies by which the kernels of collectives slow down computing (`channels` 0
 """
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import common
@@ -19,40 +20,39 @@ CHANNELS = 16  # of NCCL on a machine of eight GPUs
 
 
 def run(part: common.Part) -> None:
-    """Emit the rows: those of each number of ranks as soon as they are measured."""
+    """Emit the rows: each as soon as it is measured, those of fewer ranks first."""
     job = jobs.TINY if part.dry_run else JOB
     workload = jobs.workload(part, job)
-    for n_ranks in RANKS[::2] if part.dry_run else RANKS:
-        _emit(part, job, workload, n_ranks, CHANNELS)
-    _emit(part, job, workload, RANKS[0], 0)
-
-
-def _emit(part: common.Part, job: jobs.Job, workload: Path, n_ranks: int, channels: int) -> None:
-    from simdist.runs import run_directory
-
-    troubles = jobs.troubles(n_ranks, RANK, "20 ms" if part.dry_run else "50 ms")
-    if not channels:
-        troubles = {"none": []}
+    sizes = RANKS[::2] if part.dry_run else RANKS
     with tempfile.TemporaryDirectory() as name:
-        folders = {trouble: Path(name, str(number)) for number, trouble in enumerate(troubles)}
-        for trouble, folder in folders.items():
-            scenario: common.Row = {
-                "cluster": jobs.cluster(part, n_ranks),
-                "workload": {"file": str(workload)},
-                "input": {"source": "memory"},
-                "disturbances": troubles[trouble],
-                "schedules": jobs.schedules(n_ranks),
-                "steps": 4 if part.dry_run else 12,
-            }
-            common.planned(scenario, folder)
-        options = ("--program", job.model, "--device", part.device, "--rank", RANK, "--peers", "simulated")
-        try:
-            command = ("real", *folders.values(), *options, "--channels", channels)
-            common.ranks(command, 1, ranks_per_node=1, timeout_s=90.0)
-        finally:  # also if it was too slow for some
-            for trouble, folder in folders.items():
-                for path in run_directory.find(folder):
-                    if (path / run_directory.REAL).exists():
-                        where = f"peers/{n_ranks}-{channels}/{trouble}/{path.name}"
-                        row = kept.keep(part, path, where)
-                        part.emit({"model": job.model, "trouble": trouble, "channels": channels, **row})
+        folders = [_planned(part, workload, n_ranks, Path(name, str(n_ranks))) for n_ranks in sizes]
+        _perform(part, job, CHANNELS, {key: folder for of_size in folders for key, folder in of_size.items()})
+    with tempfile.TemporaryDirectory() as name:
+        alike = (RANKS[0], "none")
+        _perform(part, job, 0, {alike: _planned(part, workload, RANKS[0], Path(name))[alike]})
+
+
+def _planned(part: common.Part, workload: Path, n_ranks: int, folder: Path) -> dict[tuple[int, str], Path]:
+    """Write the run directories of a job; return its size and each trouble -> their folder."""
+    found = {}
+    for trouble, disturbances in jobs.troubles(n_ranks, RANK, "20 ms" if part.dry_run else "50 ms").items():
+        scenario: common.Row = {
+            "cluster": jobs.cluster(part, n_ranks),
+            "workload": {"file": str(workload)},
+            "input": {"source": "memory"},
+            "disturbances": disturbances,
+            "schedules": jobs.schedules(n_ranks),
+            "steps": 4 if part.dry_run else 10,
+        }
+        found[n_ranks, trouble] = common.planned(scenario, folder / str(len(found)))
+    return found
+
+
+def _perform(part: common.Part, job: jobs.Job, channels: int, folders: Mapping[tuple[int, str], Path]) -> None:
+    """Perform the runs in folders with one real rank."""
+    options = ("--program", job.model, "--device", part.device, "--rank", RANK, "--peers", "simulated")
+    runs: dict[Path, tuple[str, common.Row]] = {}
+    for (n_ranks, trouble), folder in folders.items():
+        about: common.Row = {"model": job.model, "trouble": trouble, "channels": channels}
+        runs[folder] = f"peers/{n_ranks}-{channels}/{trouble}", about
+    kept.perform(part, ("real", *runs, *options, "--channels", channels), 1, runs)

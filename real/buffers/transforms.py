@@ -43,10 +43,8 @@ def transform(memory: Memory, op: Transform, *, step: int, rank: int) -> None:
         case ops.Select() | ops.Merge() | ops.Densify():
             seed = step * MAX_WORLD_SIZE + rank
             drawn = uniform(torch.Generator().manual_seed(seed), _CPU).item() if isinstance(op, ops.Select) else 0.0
-            tensors = _tensors(memory, op)
-            if memory.graphs is None or not memory.graphs.replay(op, tensors, drawn):
-                number = partial(torch.full, (), drawn, dtype=torch.float64, device=tensors[0].device)
-                _on_sparse(memory, op, number)
+            if memory.graphs is None or not memory.graphs.replay(op, _tensors(memory, op), drawn):
+                _on_sparse(memory, op, partial(torch.full, (), drawn, dtype=torch.float64, device=memory.device))
         case ops.LowRank():
             _low_rank(memory, op)
         case ops.Pack():
@@ -75,8 +73,8 @@ def warm_up_transforms(plan: Plan, memory: Memory) -> None:
             transform(memory, op, step=0, rank=0)
             for tensor, contents in zip(tensors, before, strict=True):
                 tensor.copy_(contents)
-        if memory.graphs is not None and memory.n_ranks is None and isinstance(op, _OnSparse):
-            memory.graphs.record(op, op.lane, _tensors(memory, op), partial(_enqueue, memory, op))
+            if memory.graphs is not None and memory.n_ranks is None and isinstance(op, _OnSparse):
+                memory.graphs.record(op, op.lane, _tensors(memory, op), partial(_enqueue, memory, op))
 
 
 def selections(plan: Plan, memory: Memory) -> dict[str, str]:
@@ -143,8 +141,9 @@ def _select(memory: Memory, op: ops.Select, draw: topk.DrawNumber) -> None:
     """
     residual = memory.dense(op.residual)
     taken = memory.sparse(op.dst)
-    residual.add_(memory.dense(op.src))
-    values, indices = topk.select_drawn(residual, op.k, op.method, draw, kernels_from=memory.kernels_from)
+    values, indices = topk.select_drawn(
+        residual, op.k, op.method, draw, added=memory.dense(op.src), kernels_from=memory.kernels_from
+    )
     taken.values.copy_(values)
     taken.indices.copy_(indices)
     residual.index_copy_(0, indices.long(), _lost(values, taken.values))

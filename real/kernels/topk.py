@@ -255,7 +255,13 @@ def select_largest(
 
 
 def select_drawn(
-    values: Tensor, k: int, method: SelectMethod, draw: DrawNumber, *, kernels_from: int = KERNELS_FROM
+    values: Tensor,
+    k: int,
+    method: SelectMethod,
+    draw: DrawNumber,
+    *,
+    added: Tensor | None = None,
+    kernels_from: int = KERNELS_FROM,
 ) -> tuple[Tensor, Tensor]:
     """Select like `select_largest`, which has the other arguments.
 
@@ -264,11 +270,16 @@ def select_drawn(
         k: From 0 to `count`.
         method: The method.
         draw: Called at most once.
+        added: Added to `values` in place first; `values` is then contiguous.
         kernels_from: See `TopK`.
     """
     _check(values, k)
     values = values.detach()
-    match TopK(values.numel(), k, method, values.dtype, values.device, kernels_from).way:
+    way = TopK(values.numel(), k, method, values.dtype, values.device, kernels_from).way
+    if added is not None and (way != "kernels" or method == "dgc"):  # whose sample is of the sum
+        values.add_(added)
+        added = None
+    match way:
         case "trivial":
             indices = torch.arange(k, device=values.device)
         case "torch.topk":
@@ -276,7 +287,7 @@ def select_drawn(
         case "groups":
             indices = _on_cpu(values, k, method, draw())
         case "kernels":
-            indices = _by_kernels(values, k, method, draw)
+            indices = _by_kernels(values, k, method, draw, added)
     return values.index_select(0, indices), indices.to(torch.int32)
 
 
@@ -319,13 +330,13 @@ def _on_cpu(values: Tensor, k: int, method: SelectMethod, drawn: Tensor) -> Tens
     return candidates[torch.topk(magnitudes, k, sorted=False).indices]
 
 
-def _by_kernels(values: Tensor, k: int, method: SelectMethod, draw: DrawNumber) -> Tensor:
+def _by_kernels(values: Tensor, k: int, method: SelectMethod, draw: DrawNumber, added: Tensor | None) -> Tensor:
     from real.kernels import triton_dgc, triton_mstopk  # takes a second, and is only useful with a GPU
 
     if method == "dgc":
         drawn = draw()
         return triton_dgc.dgc(values, k, thresholds.sampled_threshold(values, 2 * k, drawn), drawn)
     if method == "mstopk":
-        return triton_mstopk.mstopk(values, k, draw(), n_bisections=N_BISECTIONS)
+        return triton_mstopk.mstopk(values, k, draw(), n_bisections=N_BISECTIONS, added=added)
     first = torch.zeros((), dtype=torch.float64, device=values.device)
-    return triton_mstopk.mstopk(values, k, first, n_bisections=None)
+    return triton_mstopk.mstopk(values, k, first, n_bisections=None, added=added)

@@ -36,8 +36,7 @@ __all__ = ["tl", "triton"]
 # Launch options of kernels that read whole tiles, or candidates. Without fusion, all kernels round in the same way.
 WIDE, NARROW = ({"num_warps": n, "enable_fp_fusion": False} for n in (8, 4))
 
-CHUNK = 1024  # candidates that a program processes at once
-_MAX_AT_ONCE = 512  # entries of chosen groups that a program processes at once; the best of 512 to 4096 on an H200
+CHUNK = 1024  # candidates, or entries of chosen groups, that a program processes at once
 MAGNITUDE_BITS = 31  # of a float32, without its sign
 _MAX_DIGIT_BITS = 8  # more bits would make the histogram slow
 _MIN_DIGIT_BITS = 5  # the histogram has at least 32 cells
@@ -142,9 +141,9 @@ def group_size(k: int, cut: Cut) -> int:
     return min(256, cut.tile, max(16, 1 << (cut.count // (8 * k)).bit_length()))
 
 
-def rows_at_once(cut: Cut, group: int) -> int:
-    """Return how many chosen groups a program processes at once."""
-    return min(_MAX_AT_ONCE, cut.tile) // group
+def entries_at_once(cut: Cut) -> int:
+    """Return how many entries of chosen groups a program processes at once."""
+    return min(CHUNK, cut.tile)
 
 
 def ceil_div(dividend: int, divisor: int) -> int:
@@ -214,29 +213,58 @@ def append_groups(chosen, end, groups, is_chosen):
 
 
 @triton.jit
-def load_groups(values, chosen, n_chosen, begin, count, LARGEST: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr):
-    """Return positions, magnitudes and which are valid, all `[ROWS, GROUP]`, of chosen groups number `begin` and after.
+def level_of(magnitudes, mean, up, down, STEPS: tl.constexpr):
+    """Return the height of `real.kernels.topk`, plus `STEPS`: a number with N + 1 binary digits.
 
-    All places count from the beginning of a span, which has `count` entries: 32 bits suffice, and need few registers.
+    With one step, each magnitude is a level of its own: its bits.
     """
-    numbers = begin + tl.arange(0, ROWS)
-    is_group = numbers < n_chosen
-    groups = tl.load(chosen + numbers, mask=is_group, other=0)
-    where = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    is_valid = is_group[:, None] & (where < count)
-    return where, magnitude(tl.load(values + where, mask=is_valid, other=0.0), LARGEST), is_valid
+    if STEPS == 1:
+        return magnitudes.to(tl.int32, bitcast=True)
+    offset = magnitudes - mean
+    height = tl.floor(offset * tl.where(offset >= 0, up, down))
+    return tl.minimum(tl.maximum(height, -STEPS), STEPS - 1).to(tl.int32) + STEPS
 
 
 @triton.jit
-def append(keys, positions, end, found, where, is_candidate):
-    """Write the candidates of a tile `[rows, columns]` by rows, after those of the last tile; return the new end."""
-    ones = is_candidate.to(tl.int32)
-    n_in_row = tl.sum(ones, axis=1)
-    n_before_row = tl.cumsum(n_in_row, axis=0) - n_in_row
-    slot = end + n_before_row[:, None] + tl.cumsum(ones, axis=1) - 1
-    tl.store(keys + slot, found, mask=is_candidate)
-    tl.store(positions + slot, where, mask=is_candidate)
-    return end + tl.sum(n_in_row, axis=0)
+def _places(chosen, n_entries, entries, GROUP: tl.constexpr):
+    """Return where the entries of chosen groups lie, and which exist, given their numbers."""
+    is_entry = entries < n_entries
+    return tl.load(chosen + entries // GROUP, mask=is_entry, other=0) * GROUP + entries % GROUP, is_entry
+
+
+@triton.jit
+def collect(  # noqa: PLR0913 (pointers and sizes one by one)
+    values, chosen, n_chosen, keys, positions, first, count, lowest, mean, up, down,
+    LARGEST: tl.constexpr, STEPS: tl.constexpr, GROUP: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """Write the entries of chosen groups on the lowest level or above, in order; return their number.
+
+    All pointers are to the beginning of a span, which is at `first` and has `count` entries: 32 bits suffice for
+    places within it, and need few registers. While some entries are numbered, the next are on their way from memory,
+    and so are the numbers of the groups after those. Otherwise, each turn would wait for memory twice.
+    """
+    entries = tl.arange(0, AT_ONCE)
+    n_entries = n_chosen * GROUP
+    where, is_entry = _places(chosen, n_entries, entries, GROUP)
+    found = tl.load(values + where, mask=is_entry & (where < count), other=0.0)
+    next_where, is_next = _places(chosen, n_entries, entries + AT_ONCE, GROUP)
+    end = 0
+    for begin in range(0, n_entries, AT_ONCE):
+        next_found = tl.load(values + next_where, mask=is_next & (next_where < count), other=0.0)
+        after_where, is_after = _places(chosen, n_entries, entries + (begin + 2 * AT_ONCE), GROUP)
+        found_levels = level_of(magnitude(found, LARGEST), mean, up, down, STEPS)
+        is_candidate = is_entry & (where < count) & (found_levels >= lowest)
+        ones = is_candidate.to(tl.int32)
+        slots = end + tl.cumsum(ones, axis=0) - 1
+        tl.store(keys + slots, found_levels, mask=is_candidate)
+        tl.store(positions + slots, first + where, mask=is_candidate)
+        end += tl.sum(ones, axis=0)
+        where = next_where
+        is_entry = is_next
+        found = next_found
+        next_where = after_where
+        is_next = is_after
+    return end
 
 
 @triton.jit

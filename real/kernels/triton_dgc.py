@@ -59,7 +59,7 @@ def dgc(values: Tensor, k: int, threshold: Tensor, drawn: Tensor, *, layout: com
             few.n_in_span,
             cut.count,
             groups_in_span,
-            **(largest | {"GROUP": group, "ROWS": common.rows_at_once(cut, group)} | common.NARROW),
+            **(largest | {"GROUP": group, "AT_ONCE": common.entries_at_once(cut)} | common.NARROW),
         )
         _take_all_if_few[grid](
             values,
@@ -100,23 +100,30 @@ def _choose(  # noqa: PLR0913 (pointers and sizes one by one)
 @triton.jit(do_not_specialize=_SIZES)
 def _collect(  # noqa: PLR0913 (pointers and sizes one by one)
     values, threshold, chosen, n_chosen, keys, positions, n_in_span, count, groups_in_span,
-    LARGEST: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
+    LARGEST: tl.constexpr, GROUP: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     span = tl.program_id(0)
-    lowest = tl.load(threshold)
     first_group = span.to(tl.int64) * groups_in_span
     first = first_group * GROUP
     left = tl.minimum(count - first, groups_in_span * GROUP).to(tl.int32)
-    n = tl.load(n_chosen + span)
-    end = 0
-    for begin in range(0, n, ROWS):
-        where, magnitudes, is_read = common.load_groups(
-            values + first, chosen + first_group, n, begin, left, LARGEST, GROUP, ROWS
-        )
-        is_candidate = is_read & (magnitudes >= lowest)
-        found = magnitudes.to(tl.int32, bitcast=True)
-        end = common.append(keys + first, positions + first, end, found, first.to(tl.int32) + where, is_candidate)
-    tl.store(n_in_span + span, end)
+    n = common.collect(
+        values + first,
+        chosen + first_group,
+        tl.load(n_chosen + span),
+        keys + first,
+        positions + first,
+        first.to(tl.int32),
+        left,
+        tl.load(threshold).to(tl.int32, bitcast=True),
+        0.0,
+        0.0,
+        0.0,
+        LARGEST,
+        1,
+        GROUP,
+        AT_ONCE,
+    )
+    tl.store(n_in_span + span, n)
 
 
 @triton.jit(do_not_specialize=_SIZES)

@@ -3,7 +3,7 @@
 
 The algorithm is that of `real.kernels.topk`. Five kernels find candidates:
 
-1. `_summarize` reads the vector: maximum of each group, sum and maximum of each span.
+1. `_summarize` reads the vector, and may add another to it: maximum of each group, sum and maximum of each span.
 2. `_scale` computes from these the mean, the maximum and the distances of thresholds.
 3. `_count_maxima` counts the groups by their maxima, in cells of 1/16 octave below the maximum of all.
 4. `_choose` takes the groups that reach the level at which the cell of the k-th largest maximum begins.
@@ -23,13 +23,18 @@ _CELLS = {"CELLS": 256, "SHIFT": 19}  # 4 of float32's 23 bits of mantissa: 16 o
 _CHUNK = 4096  # maxima that one program counts
 _LARGEST = torch.finfo(torch.float32).max
 _DENSEST = _LARGEST  # thresholds per unit, as in `real.kernels.topk.Scale`
-_EACH_BIT = 1  # number of steps that means: the level of a magnitude is its bits
 # No specialised kernels for sizes divisible by 16, or for 1.
 _SIZES = ("k", "n_tiles", "n_spans", "n_groups", "groups_in_span")
 
 
 def mstopk(
-    values: Tensor, k: int, drawn: Tensor, *, n_bisections: int | None, layout: common.Layout = common.DEFAULT
+    values: Tensor,
+    k: int,
+    drawn: Tensor,
+    *,
+    n_bisections: int | None,
+    added: Tensor | None = None,
+    layout: common.Layout = common.DEFAULT,
 ) -> Tensor:
     """Return k positions, the same as `real.kernels.topk.by_groups`; int32, on the device of `values`.
 
@@ -38,6 +43,7 @@ def mstopk(
         k: More than 0 and less than `count`.
         drawn: Where the stretch begins, from 0 to 1; float64 `[]` on the same device.
         n_bisections: From 1 to 23. With None each magnitude is a level of its own, so the selection is exact.
+        added: Added to `values` in place first, by the same read; both are contiguous.
         layout: How to cut the vector.
     """
     device = values.device
@@ -54,11 +60,20 @@ def mstopk(
     candidates = common.Candidates.room(cut, device)
     groups_in_span = cut.n_tiles * (cut.tile // group)
     highest = largest_magnitude(values.dtype) if n_bisections else _LARGEST
-    whole = {"LARGEST": highest, "GROUP": group, "ROWS": cut.tile // group} | common.WIDE
-    steps = {"STEPS": 2**n_bisections if n_bisections else _EACH_BIT}
+    sizes = {"LARGEST": highest, "GROUP": group}
+    steps = {"STEPS": 2**n_bisections if n_bisections else 1}
     grid = (cut.n_spans,)
     with torch.cuda.device_of(values):
-        _summarize[grid](values, maxima, span_sums, span_maxima, cut.count, cut.n_tiles, **whole)
+        _summarize[grid](
+            values,
+            values if added is None else added,
+            maxima,
+            span_sums,
+            span_maxima,
+            cut.count,
+            cut.n_tiles,
+            **(sizes | {"ROWS": cut.tile // group, "ADDS": added is not None} | common.WIDE),
+        )
         _scale[(1,)](
             span_sums,
             span_maxima,
@@ -93,7 +108,7 @@ def mstopk(
             k,
             cut.count,
             groups_in_span,
-            **(whole | {"ROWS": common.rows_at_once(cut, group)} | steps | _CELLS | common.NARROW),
+            **(sizes | {"AT_ONCE": common.entries_at_once(cut)} | steps | _CELLS | common.NARROW),
         )
     return common.take_largest(
         candidates, cut, k, drawn, n_key_bits=n_bisections + 1 if n_bisections else common.MAGNITUDE_BITS
@@ -118,20 +133,10 @@ def _floor_of(cell, highest, CELLS: tl.constexpr, SHIFT: tl.constexpr):
     return tl.where(cell == 0, 0.0, floor)
 
 
-@triton.jit
-def _level(magnitudes, mean, up, down, STEPS: tl.constexpr):
-    """Return the height of `real.kernels.topk`, plus `STEPS`: a number with N + 1 binary digits."""
-    if STEPS == 1:  # _EACH_BIT
-        return magnitudes.to(tl.int32, bitcast=True)
-    offset = magnitudes - mean
-    height = tl.floor(offset * tl.where(offset >= 0, up, down))
-    return tl.minimum(tl.maximum(height, -STEPS), STEPS - 1).to(tl.int32) + STEPS
-
-
 @triton.jit(do_not_specialize=_SIZES)
 def _summarize(  # noqa: PLR0913 (pointers and sizes one by one)
-    values, maxima, span_sums, span_maxima, count, n_tiles,
-    LARGEST: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
+    values, added, maxima, span_sums, span_maxima, count, n_tiles,
+    LARGEST: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
     span = tl.program_id(0)
     rows = span.to(tl.int64) * n_tiles * ROWS + tl.arange(0, ROWS)
@@ -140,7 +145,12 @@ def _summarize(  # noqa: PLR0913 (pointers and sizes one by one)
     highest = tl.zeros([ROWS], tl.float32)
     for _ in range(n_tiles):
         where = rows[:, None] * GROUP + columns[None, :]
-        magnitudes = common.magnitude(tl.load(values + where, mask=where < count, other=0.0), LARGEST)
+        found = tl.load(values + where, mask=where < count, other=0.0)
+        if ADDS:
+            terms = tl.load(added + where, mask=where < count, other=0.0)
+            found = (found.to(tl.float32) + terms.to(tl.float32)).to(values.dtype.element_ty)
+            tl.store(values + where, found, mask=where < count)
+        magnitudes = common.magnitude(found, LARGEST)
         row_maxima = tl.max(magnitudes, axis=1)
         tl.store(maxima + rows, row_maxima, mask=rows * GROUP < count)
         highest = tl.maximum(highest, row_maxima)
@@ -186,7 +196,7 @@ def _lowest_level(scale, counts, k, STEPS: tl.constexpr, CELLS: tl.constexpr, SH
     up = tl.load(scale + 2)
     down = tl.load(scale + 3)
     cell, _ = common.kth_cell(counts, k, CELLS)
-    return _level(_floor_of(cell, highest, CELLS, SHIFT), mean, up, down, STEPS), mean, up, down
+    return common.level_of(_floor_of(cell, highest, CELLS, SHIFT), mean, up, down, STEPS), mean, up, down
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -202,7 +212,7 @@ def _choose(  # noqa: PLR0913 (pointers and sizes one by one)
     for begin in range(0, n, CHUNK):
         groups = begin + tl.arange(0, CHUNK)
         group_maxima = tl.load(maxima + first + groups, mask=groups < n, other=0.0)
-        is_chosen = (groups < n) & (_level(group_maxima, mean, up, down, STEPS) >= lowest)
+        is_chosen = (groups < n) & (common.level_of(group_maxima, mean, up, down, STEPS) >= lowest)
         end = common.append_groups(chosen + first, end, groups, is_chosen)
     tl.store(n_chosen + span, end)
 
@@ -210,7 +220,7 @@ def _choose(  # noqa: PLR0913 (pointers and sizes one by one)
 @triton.jit(do_not_specialize=_SIZES)
 def _collect(  # noqa: PLR0913 (pointers and sizes one by one)
     values, scale, counts, chosen, n_chosen, keys, positions, n_in_span, k, count, groups_in_span,
-    LARGEST: tl.constexpr, STEPS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
+    LARGEST: tl.constexpr, STEPS: tl.constexpr, GROUP: tl.constexpr, AT_ONCE: tl.constexpr,
     CELLS: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
     lowest, mean, up, down = _lowest_level(scale, counts, k, STEPS, CELLS, SHIFT)
@@ -218,13 +228,21 @@ def _collect(  # noqa: PLR0913 (pointers and sizes one by one)
     first_group = span.to(tl.int64) * groups_in_span
     first = first_group * GROUP
     left = tl.minimum(count - first, groups_in_span * GROUP).to(tl.int32)
-    n = tl.load(n_chosen + span)
-    end = 0
-    for begin in range(0, n, ROWS):
-        where, magnitudes, is_read = common.load_groups(
-            values + first, chosen + first_group, n, begin, left, LARGEST, GROUP, ROWS
-        )
-        found = _level(magnitudes, mean, up, down, STEPS)
-        is_candidate = is_read & (found >= lowest)
-        end = common.append(keys + first, positions + first, end, found, first.to(tl.int32) + where, is_candidate)
-    tl.store(n_in_span + span, end)
+    n = common.collect(
+        values + first,
+        chosen + first_group,
+        tl.load(n_chosen + span),
+        keys + first,
+        positions + first,
+        first.to(tl.int32),
+        left,
+        lowest,
+        mean,
+        up,
+        down,
+        LARGEST,
+        STEPS,
+        GROUP,
+        AT_ONCE,
+    )
+    tl.store(n_in_span + span, n)

@@ -108,14 +108,6 @@ class Exposure:
     node_s: float | None = None
     gpu_s: float | None = None
 
-    def plus(self, other: "Exposure") -> "Exposure":
-        """Return the sum; what one log does not say is not known of both."""
-        return Exposure(_sum(self.job_s, other.job_s), _sum(self.node_s, other.node_s), _sum(self.gpu_s, other.gpu_s))
-
-
-def _sum(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else a + b
-
 
 @dataclass(frozen=True, slots=True)
 class LoggedFailures:

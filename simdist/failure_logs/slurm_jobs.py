@@ -15,8 +15,8 @@ from simdist.failure_logs.records import timestamp_s
 from simdist.settings.base import shown
 
 # fmt: off
-#: States that a job can be in, from `sacct --helpstate` and the manual.
-JOB_STATES = frozenset((
+# States that a job can be in, from the manual.
+_STATES = frozenset((
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "COMPLETING", "CONFIGURING", "DEADLINE", "EXPEDITING", "FAILED",
     "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PENDING", "POWER_UP_NODE", "PREEMPTED", "RECONFIG_FAIL",
     "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESIZING", "RESV_DEL_HOLD", "REVOKED", "RUNNING", "SIGNALING",
@@ -80,7 +80,7 @@ def jobs_of_table(lines: Sequence[str], name: str) -> list[SlurmJob]:
     Raises:
         ScenarioError: A value is damaged, or the columns do not tell what is needed.
     """
-    header, separator = header_of(lines)
+    header, separator = _header_of(lines)
     if header is None:
         rows = [(number, line.rstrip("\n").split(separator)) for number, line in _filled(lines)]
         names = _names_without_header([cells for _, cells in rows], name)
@@ -110,7 +110,7 @@ def jobs_of_table(lines: Sequence[str], name: str) -> list[SlurmJob]:
     return jobs
 
 
-def header_of(lines: Sequence[str]) -> tuple[int | None, str]:
+def _header_of(lines: Sequence[str]) -> tuple[int | None, str]:
     """Return the number of the line that names the columns, from 1, and what separates them."""
     for number, line in _filled(lines):
         if found := re.search(r"\bJobID(?:Raw)?\b(?:%-?\d+)?([|,;\t^~])|([|,;\t^~])JobID\b", line):
@@ -121,11 +121,11 @@ def header_of(lines: Sequence[str]) -> tuple[int | None, str]:
 
 def is_table(lines: Sequence[str]) -> bool:
     """Tell whether first lines of a file are those of a table, with its header or without."""
-    if header_of(lines)[0] is not None:
+    if _header_of(lines)[0] is not None:
         return True
     rows = [line.rstrip("\n").split("|") for _, line in _filled(lines)]
     return any(
-        len(cells) > 1 and bool(_JOB_ID.fullmatch(cells[0])) and any(cell.split(" ")[0] in JOB_STATES for cell in cells)
+        len(cells) > 1 and bool(_JOB_ID.fullmatch(cells[0])) and any(cell.split(" ")[0] in _STATES for cell in cells)
         for cells in rows
     )
 
@@ -184,7 +184,7 @@ def _end_and_elapsed(values: Mapping[str, str], start_s: float) -> tuple[float, 
     """Return when a job ended, and how long it ran, which is less if it was suspended."""
     end_s = _time_s("End", values.get("End", ""))
     if values.get("Elapsed"):
-        elapsed_s = elapsed_seconds(values["Elapsed"])
+        elapsed_s = _elapsed_seconds(values["Elapsed"])
     elif end_s is not None:
         elapsed_s = end_s - start_s
     else:
@@ -200,7 +200,7 @@ def _end_and_elapsed(values: Mapping[str, str], start_s: float) -> tuple[float, 
 def _state(text: str) -> tuple[str, str]:
     """Return a state and who cancelled the job."""
     word, _, rest = text.partition(" ")
-    if word not in JOB_STATES:
+    if word not in _STATES:
         cut = "it is cut off: write" if word.endswith("+") else "write"
         raise ValueError(f"State {shown(text)}: {cut} a state of Slurm, such as NODE_FAIL, with sacct --parsable2")
     return word, rest.removeprefix("by ").strip()
@@ -217,7 +217,7 @@ def _time_s(column: str, text: str) -> float | None:
         raise ValueError(f"{column} {shown(text)}: there is no such time") from None
 
 
-def elapsed_seconds(text: str) -> float:
+def _elapsed_seconds(text: str) -> float:
     """Return the seconds of `D-HH:MM:SS`, or of a number of seconds; ValueError tells the right form."""
     if text.isdecimal():
         return float(text)
@@ -303,7 +303,7 @@ def _names_without_header(rows: list[list[str]], name: str) -> list[str]:
     """
     n = min(map(len, rows), default=0)
     columns = [[cells[i].strip() for cells in rows if "." not in cells[0]] for i in range(n)]
-    of_state = [i for i in range(n) if _all(columns[i], lambda text: text.split(" ")[0] in JOB_STATES)]
+    of_state = [i for i in range(n) if _all(columns[i], lambda text: text.split(" ")[0] in _STATES)]
     of_tres = [i for i in range(n) if _all(columns[i], lambda text: bool(_TRES.fullmatch(text)))]
     times = [i for i in range(n) if _all(columns[i], lambda text: text in _NO_TIME or bool(_TIME.fullmatch(text)))]
     spans = [i for i in range(n) if _all(columns[i], lambda text: bool(_ELAPSED.fullmatch(text)))]
@@ -336,7 +336,7 @@ def _fits(starts: list[str], ends: list[str], spans: list[str]) -> bool:
     rows = zip(starts, ends, spans, strict=True)
     ended = [row for row in rows if _TIME.fullmatch(row[0]) and _TIME.fullmatch(row[1]) and row[2]]
     try:
-        found = [(timestamp_s(end) - timestamp_s(start), elapsed_seconds(span)) for start, end, span in ended]
+        found = [(timestamp_s(end) - timestamp_s(start), _elapsed_seconds(span)) for start, end, span in ended]
     except ValueError:  # there is no such time
         return False
     return any(elapsed_s for _, elapsed_s in found) and all(between_s == elapsed_s for between_s, elapsed_s in found)

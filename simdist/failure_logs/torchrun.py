@@ -32,8 +32,8 @@ from simdist.failure_logs.records import (
 )
 from simdist.settings.base import plural
 
-#: What the lines of such a log contain.
-MARKS = (
+# What the lines of such a log contain.
+_MARKS = (
     "torch.distributed.elastic",
     "torch/distributed/",
     "torchelastic",
@@ -141,7 +141,7 @@ class TorchrunLog:
 
 def is_of_torchrun(line: str) -> bool:
     """Tell whether a line is a message of torchrun or of NCCL's watchdog."""
-    return any(mark in line for mark in MARKS)
+    return any(mark in line for mark in _MARKS)
 
 
 def parse_torchrun(lines: Iterable[str], name: str) -> TorchrunLog:

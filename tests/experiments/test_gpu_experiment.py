@@ -8,11 +8,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 from scripts import ROOT, load_script
 
 torch = pytest.importorskip("torch")
 
 from real.cli import main  # noqa: E402
+from simdist.scenario import loads  # noqa: E402
 
 HERE = ROOT / "experiments" / "gpu"
 RECORDED = sorted((HERE / "results").glob("*.json"))
@@ -36,7 +38,8 @@ SCENARIO = {
 def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     """Return the modules of the experiment that have no torch of their own to load."""
     monkeypatch.syspath_prepend(str(HERE))
-    return {name: load_script(HERE / f"{name}.py") for name in ("common", "kept", "values", "nccl", "shared_gpu")}
+    found = {name: load_script(HERE / f"{name}.py") for name in ("kept", "values", "nccl", "shared_gpu")}
+    return found | {"common": found["kept"].common}
 
 
 @pytest.fixture
@@ -105,6 +108,32 @@ def test_what_lacks_is_said(modules: dict[str, ModuleType], results: Path) -> No
     assert rows_of(results) == before
 
 
+def test_a_key_that_is_gone_stops_no_other_run(modules: dict[str, ModuleType], results: Path, tmp_path: Path) -> None:
+    file = tmp_path / "results" / "peers" / "sync" / "scenario.yaml"
+    text = file.read_text(encoding="utf-8").replace("workload:\n", "workload:\n  launch: 3 ms\n", 1)
+    file.write_text(text, encoding="utf-8")
+    gpu.pack(tmp_path / "results", results.with_suffix(gpu.ARCHIVE))
+    before = rows_of(results)
+    n_rows, (lacks,) = modules["kept"].predict_again(results)
+    assert n_rows == 1
+    assert lacks.startswith("peers/sync: cannot be predicted again: peers/sync/scenario.yaml:")
+    assert "unknown key 'launch'" in lacks
+    assert rows_of(results) == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="starts processes by a fork server")
+def test_what_was_measured_before_a_failure_is_kept(modules: dict[str, ModuleType], tmp_path: Path) -> None:
+    common, kept = modules["common"], modules["kept"]
+    runs = common.planned(SCENARIO, tmp_path / "good")
+    refused = common.planned(SCENARIO | {"schedules": [{"kind": "backup_workers", "backup": 1}]}, tmp_path / "bad")
+    rows: list[dict] = []
+    part = common.Part(rows.append, True, tmp_path / "kept")
+    named = {runs: ("good", {"of": "good"}), refused: ("bad", {"of": "bad"})}
+    with pytest.raises(common.PartError, match="drops the late"):
+        kept.perform(part, ("real", *named, "--rank", 1, "--peers", "simulated"), 1, named)
+    assert [(row["of"], row["kept"]) for row in rows] == [("good", "good/local-2"), ("good", "good/sync")]
+
+
 @pytest.mark.parametrize("recorded", RECORDED, ids=lambda path: path.stem)
 def test_recorded_results_are_those_of_the_model_of_today(
     modules: dict[str, ModuleType], recorded: Path, tmp_path: Path
@@ -159,6 +188,29 @@ def test_one_gpu_is_too_few_and_an_older_nccl_shares_none(
         {"skipped": "needs 2 GPUs or more"},
         {"skipped": "ranks share a GPU over NCCL from 2.30 on; this is 2.28.9"},
     ]
+
+
+@pytest.mark.parametrize("name", ["dgx-h100", "dgx-h200", "dgx-b200", "dgx-a100", "v100x8-25gbit", "gcp-t4x4-32gbit"])
+def test_every_known_gpu_has_a_cluster_for_all_plans(
+    modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    jobs = modules["nccl"].jobs
+    assert name in jobs.CLUSTERS.values()
+    monkeypatch.setattr(jobs, "preset", lambda: name)
+    part = modules["common"].Part(lambda row: None, False, HERE)
+    for n_ranks in (1, 2, 8, 64, 512):
+        rank = min(3, n_ranks - 1)
+        late = jobs.troubles(n_ranks, rank, "50 ms")["device, late by 50 ms"]
+        document = {
+            "cluster": jobs.cluster(part, n_ranks),
+            "workload": SCENARIO["workload"],
+            "disturbances": late if n_ranks > 1 else [],
+            "schedules": jobs.schedules(n_ranks),
+            "steps": 2,
+        }
+        scenario = loads(yaml.safe_dump(document))
+        assert scenario.cluster.world_size == n_ranks
+        assert len(scenario.schedules) == (6 if n_ranks > 1 else 4)
 
 
 @pytest.mark.parametrize(("n_gpus", "n_ranks"), [(2, 2), (3, 2), (7, 4), (8, 8), (16, 8)])

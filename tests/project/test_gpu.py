@@ -159,14 +159,14 @@ def test_every_missing_package_is_named_and_nothing_runs(monkeypatch, capsys, tm
     for part in gpu.PARTS:
         for package in (*gpu.PACKAGES.values(), *part.needs.values()):
             assert f"missing: {package}, which " in error
-    assert "missing: triton, which selection need\n" in error
+    assert "missing: triton, which peers, selection need\n" in error
     assert not (tmp_path / "results").exists()
 
 
 def test_parts_that_do_without_what_is_missing_run_if_asked(monkeypatch, capsys) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "triton" else object())
     found = gpu.refuse_missing(gpu.PARTS, True)
-    assert [part.name for part in found] == [part.name for part in gpu.PARTS if part.name != "selection"]
+    assert [part.name for part in found] == [part.name for part in gpu.PARTS if part.name not in ("peers", "selection")]
     assert gpu.refuse_missing(gpu.PARTS, False) is None
 
 
@@ -179,6 +179,9 @@ def test_results_of_a_dry_run_do_not_go_where_those_of_gpus_are(capsys) -> None:
 
 def test_limits_of_the_parts_fit_into_eight_minutes() -> None:
     for n_gpus in (1, 2, 8):
+        names = {part.name for part in gpu.PARTS if part.runs_on(n_gpus)}
+        assert {"alone", "peers", "suite"} < names
+        assert names.isdisjoint({"nccl"} if n_gpus == 1 else {"shared_gpu", "plans"})
         assert sum(part.limit_s for part in gpu.PARTS if part.runs_on(n_gpus)) <= gpu.LIMIT_S < 480
     assert {part.name for part in gpu.PARTS} == set(page.PARTS)
 

@@ -13,6 +13,7 @@ from simdist.report.page import html
 from simdist.report.page.document import Section, asset, document, program
 from simdist.report.page.html import Html, join, tag
 from simdist.report.page.model import RunsReport
+from simdist.report.page.sections.goodput import goodput_section
 from simdist.report.page.sections.heading import heading, sweep_heading, title
 from simdist.report.page.sections.making import Making, making_section
 from simdist.report.page.sections.memory import memory_section
@@ -51,6 +52,7 @@ def runs_page(report: RunsReport, shown: Sequence[Shown], *, making: Making | No
     """
     first = [speed_section(report)] if len(report.runs) > 1 else []
     others = timelines_section(shown), memory_section(report), stragglers_section(report), reality_section(report)
+    failing = goodput_section(report)
     making = making or Making.now("simdist.report.page.pages.runs_page")
     css, script = timeline_assets()
     return document(
@@ -62,6 +64,7 @@ def runs_page(report: RunsReport, shown: Sequence[Shown], *, making: Making | No
                 *first,
                 states_section(report),
                 *others,
+                failing,
                 _sources_section(report),
                 _made_of_runs(report, making),
             )

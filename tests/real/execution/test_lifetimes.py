@@ -5,10 +5,11 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from pretended import PooledMemory
 from sharded import plan_of
 
 from real.execution.lifetimes import Lifetimes
-from simdist.plan import Buffer, Instance, Plan
+from simdist.plan import Instance, Plan
 from simdist.plan.liveness import uses
 from simdist.plan.walk import walk
 from simdist.runs.building import build
@@ -30,47 +31,6 @@ SCHEDULES: dict[str, ShardedSchedule] = {
 }
 
 
-class PooledMemory:
-    """Buffers of a GPU: what a stream gives back serves what it takes next, at once and whatever still runs.
-
-    Attributes:
-        stream: The current stream.
-        blocks: Name of a buffer -> number of the block that it has.
-    """
-
-    kept: frozenset[str] = frozenset()
-
-    def __init__(self, plan: Plan) -> None:
-        self.stream = "compute"
-        self.blocks: dict[str, int] = {}
-        self._buffers = {buffer.name: buffer for buffer in plan.buffers}
-        self._free: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
-        self._pools: list[tuple[str, int]] = []
-        for name in self._buffers:
-            self.take(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._buffers
-
-    def dense(self, name: str) -> Buffer:
-        return self._buffers[name]
-
-    @property
-    def held_nbytes(self) -> int:
-        return sum(self._buffers[name].nbytes for name in self.blocks)
-
-    def take(self, name: str) -> None:
-        pool = self.stream, self._buffers[name].nbytes
-        if not self._free[pool]:
-            self._free[pool].append(len(self._pools))
-            self._pools.append(pool)
-        self.blocks[name] = self._free[pool].pop()
-
-    def give_back(self, name: str) -> None:
-        block = self.blocks.pop(name)
-        self._free[self._pools[block]].append(block)
-
-
 class Gpu:
     """Streams that run what a host enqueues, each operation for a random while. The host waits where the plan says.
 
@@ -84,7 +44,8 @@ class Gpu:
         self.start_s = np.zeros(plan.n_instances)
         self.end_s = np.zeros(plan.n_instances)
         self.uses: defaultdict[int, list[tuple[str, int]]] = defaultdict(list)
-        self.memory = PooledMemory(plan)
+        self._stream = "compute"
+        self.memory = PooledMemory(plan, lambda: self._stream)
         self.lives = Lifetimes(plan, self.memory, self._let_wait if waits_early else lambda *_: False)
         self._free_at_s: defaultdict[str, float] = defaultdict(float)
         random = np.random.default_rng(seed)
@@ -96,7 +57,7 @@ class Gpu:
         self.lives.finish()
 
     def _enqueue(self, instance: Instance, body: int, took_s: float, sees_order: bool) -> None:
-        stream = self.memory.stream = instance.lane.stream
+        stream = self._stream = instance.lane.stream
         by_host = instance.lane.kind == "host"
         streams = ("host",) if by_host else ("host", stream)
         start_s = max(*self.end_s[list(instance.after)], *(self._free_at_s[each] for each in streams), 0.0)

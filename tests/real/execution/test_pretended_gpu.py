@@ -1,13 +1,13 @@
 """The executor on CUDA streams that a test pretends: the order of collectives, and the streams that take memory."""
 
 import pytest
-from pretended import GPU, Cuda, Pretended, QuietWatch, Stream
+from pretended import GPU, Cuda, PooledMemory, Pretended, QuietWatch
 from sharded import plan_of
 
 from real.execution.executor import Executor
 from real.execution.streams import Lanes
 from real.recording.recorder import Recorder
-from simdist.plan import COLLECTIVES, Buffer, Op, Plan
+from simdist.plan import COLLECTIVES, Op, Plan
 from simdist.plan.walk import walk
 from simdist.schedules import FSDP, HSDP
 from simdist.schedules.sharded import ShardedSchedule
@@ -20,49 +20,15 @@ SCHEDULES: dict[str, ShardedSchedule] = {
 }
 
 
-class CudaMemory:
-    """Buffers of a pretended GPU.
-
-    Attributes:
-        held: Names of the buffers that have memory.
-        takers: Name of a buffer -> the streams that took memory for it.
-    """
-
-    kept: frozenset[str] = frozenset()
-
-    def __init__(self, plan: Plan, cuda: Cuda) -> None:
-        self._cuda = cuda
-        self._buffers = {buffer.name: buffer for buffer in plan.buffers}
-        self.held = set(self._buffers)
-        self.takers: dict[str, set[Stream]] = {}
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._buffers
-
-    def dense(self, name: str) -> Buffer:
-        return self._buffers[name]
-
-    @property
-    def held_nbytes(self) -> int:
-        return sum(self._buffers[name].nbytes for name in self.held)
-
-    def take(self, name: str) -> None:
-        self.held.add(name)
-        self.takers.setdefault(name, set()).add(self._cuda.current)
-
-    def give_back(self, name: str) -> None:
-        self.held.remove(name)
-
-
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     return Cuda(monkeypatch)
 
 
-def performed(plan: Plan, cuda: Cuda, rank: int) -> tuple[list[Op], CudaMemory, int]:
+def performed(plan: Plan, cuda: Cuda, rank: int) -> tuple[list[Op], PooledMemory, int]:
     """Perform a plan on a rank; return its collectives in the order of issue, its memory, and the most bytes."""
     issued: list[Op] = []
-    memory = CudaMemory(plan, cuda)
+    memory = PooledMemory(plan, lambda: cuda.current)
     executor = Executor(
         plan,
         rank=rank,

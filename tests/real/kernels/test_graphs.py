@@ -1,13 +1,12 @@
 """Operations that are recorded once and replayed in every step, with a graph that a test pretends."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
+from pretended import CPU, GPU, Cuda  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
@@ -18,8 +17,6 @@ from real.kernels.graphs import Graphs  # noqa: E402
 from real.kernels.topk import TopK  # noqa: E402
 from simdist.errors import RunError  # noqa: E402
 from simdist.plan import Buffer, Densify, Lane, Merge, Plan, Select  # noqa: E402
-
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
 class PretendedGraph(TorchDispatchMode):
@@ -74,13 +71,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[PretendedGraph]:
         graphs.append(PretendedGraph())
         return graphs[-1]
 
-    @contextmanager
-    def stream(_stream: object) -> Iterator[None]:
-        yield
-
+    Cuda(monkeypatch)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     return graphs
 

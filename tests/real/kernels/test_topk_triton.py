@@ -88,6 +88,20 @@ def test_kernels_select_what_is_on_the_highest_levels(count: int, k: int, dtype:
     assert_like_plain(whole_numbers(count, dtype=dtype), k)
 
 
+@pytest.mark.parametrize("dtypes", [(each, each) for each in DTYPES] + [(torch.float32, torch.bfloat16)])
+def test_the_read_that_adds_a_vector_rounds_as_torch_does(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    from real.kernels.triton_candidates import Layout
+    from real.kernels.triton_mstopk import mstopk as select_by_kernels
+
+    residual, grad = (torch.randn(1001, generator=seeded(seed)).to(DEVICE, each) for seed, each in enumerate(dtypes))
+    if torch.bfloat16 in dtypes and not ON_GPU:  # Triton's interpreter cuts their digits off; these sums have few
+        residual, grad = (each.mul(16).round() for each in (residual, grad))
+    total, drawn = residual + grad, torch.tensor(0.3, dtype=torch.float64, device=DEVICE)
+    taken = select_by_kernels(residual, 20, drawn, n_bisections=20, added=grad, layout=Layout(**TINY))
+    assert torch.equal(residual, total)
+    assert torch.equal(taken, kernels(total, 20, drawn))
+
+
 @pytest.mark.parametrize("n_bisections", [1, 4, 7, 8, 20, 23])
 def test_any_number_of_bisections_is_done_digit_by_digit(n_bisections: int) -> None:
     assert_like_plain(whole_numbers(700), 10, n_bisections=n_bisections)

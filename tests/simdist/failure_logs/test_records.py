@@ -1,8 +1,6 @@
 """Interruptions that are one event."""
 
-import pytest
-
-from simdist.failure_logs.records import Exposure, Interruption, joined_events
+from simdist.failure_logs.records import Interruption, joined_events
 
 
 def node(at_s, *hosts, job="a"):
@@ -42,8 +40,3 @@ def test_a_hang_that_began_when_a_process_died_is_its_consequence():
 def test_a_preemption_has_nothing_to_do_with_a_failure():
     preempted = Interruption(1.0, "preemption", "planned", frozenset("a"), frozenset("b"))
     assert [each.cause for each in joined_events([process(0.0, "a"), preempted])] == ["failed job", "preemption"]
-
-
-@pytest.mark.parametrize(("other", "gpu_s"), [(Exposure(1.0, 2.0, 8.0), 16.0), (Exposure(1.0, 2.0, None), None)])
-def test_what_one_log_does_not_say_is_not_known_of_both(other, gpu_s):
-    assert Exposure(1.0, 2.0, 8.0).plus(other) == Exposure(2.0, 4.0, gpu_s)

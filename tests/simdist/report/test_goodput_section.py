@@ -1,0 +1,47 @@
+"""The section on failures of the page of runs: there if the scenario has failures, with the numbers of the study."""
+
+from pathlib import Path
+
+import pytest
+from commandline import call, write
+
+from simdist.scenario import load
+from simdist.studies.goodput import goodput
+
+JOB = """\
+cluster: {nodes: 2, gpus_per_node: 1, fabric: ideal, network: ideal, storage: {latency: 0 s, bandwidth: 1 GB/s}}
+workload: {tensors: [{name: all, count: 9}], batch_size: 1, forward: 1 s}
+steps: 4
+schedules: [sync, local-2]
+"""
+FAILING = """\
+train_for: 10 days
+checkpoint: {every: 600, size: 5 GB}
+failures: {causes: [{cause: gpu, of: gpu, rate: 1 per day, effect: process}]}
+"""
+
+
+@pytest.fixture
+def page(tmp_path, capsys):
+    def of(text: str):
+        path = write(tmp_path / "job.yaml", text)
+        assert call(capsys, "simulate", path, "-o", tmp_path / "runs").code == 0
+        answer = call(capsys, "report", tmp_path / "runs", "-o", tmp_path / "page.html")
+        assert answer.code == 0, answer.err
+        return (tmp_path / "page.html").read_text(encoding="utf-8"), path
+
+    return of
+
+
+def test_runs_whose_job_fails_are_shown_with_their_goodput(page) -> None:
+    text, path = page(JOB + FAILING)
+    assert 'id="goodput"' in text
+    rows = goodput(load(Path(path))).document()["rows"]
+    for row in rows:
+        assert f"{100 * row['goodput']:.1f} ±" in text
+    assert "what failures took" in text
+
+
+def test_runs_whose_job_does_not_fail_have_no_such_section(page) -> None:
+    text, _ = page(JOB)
+    assert 'id="goodput"' not in text
