@@ -72,6 +72,7 @@ def gone(attempt: int, step: int, rank: int = 0) -> StepFailure:
     return StepFailure(attempt, step, (rank,), "gone")
 
 
+@pytest.mark.sentinel
 def test_deaths_give_the_attempts_of_ezpz(tmp_path: Path) -> None:
     """300 steps, a checkpoint every 25, deaths at 60, 145 and 240: resumed from 50, 125, 225.
 
