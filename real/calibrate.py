@@ -300,6 +300,9 @@ def _model(
     said = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts.items())
     if launches := [f"{kind} {format_seconds(times.launches.of(kind))}" for kind in times.launches.stated()]:
         click.echo(f"{model}: the host launches {', '.join(launches)}")
+    if times.is_of_host:
+        hint = "with a larger --batch-size, the workload also tells other sizes"
+        click.echo(f"{model}: passes take as long as the host launches them, so they hide the device's time: {hint}")
     click.echo(f"{model}: {said}; the slowest rank takes {100 * times.spread:.2g} % longer than the fastest")
     workload = machine.measured_workload(
         model, batch_size=batch_size, precision=options.precision, times=times, measured=measured

@@ -69,7 +69,9 @@ class Saved:
 
     def files(self, run: RunDirectory, build: Build | None, rank: int) -> CheckpointFiles:
         """Return the files of a rank."""
-        return CheckpointFiles(self.url or str(run.path / "saved"), rank, ".bin" if build is None else ".pt")
+        settings = run.scenario.checkpoint
+        keep = settings.keep if settings else None
+        return CheckpointFiles(self.url or str(run.path / "saved"), rank, ".bin" if build is None else ".pt", keep)
 
     def load(self, restore: Callable[[bytes], object]) -> None:
         """Give the file to go on from, if there is one, to what restores it."""

@@ -61,6 +61,11 @@ def _settings(draw: random.Random) -> dict[str, Any]:
         ranks = draw.choice(["first", "all"])
         mode = draw.choice(["blocking", "async"])
         settings["checkpoint"] = {"every": draw.choice([1, 2, 3]), "what": "parameters", "ranks": ranks, "mode": mode}
+    if draw.random() < 0.25:
+        kinds = ("forward_s", "backward_s", "optimize_s")
+        settings["workload"]["launches"] = {kind: draw.choice([0.0, draw.uniform(1e-3, 40e-3)]) for kind in kinds}
+        small = {kind: draw.uniform(1e-6, 1e-3) for kind in ("collective_s", "copy_s", "select_s", "event_s")}
+        settings["cluster"]["host"] = {"launches": small}
     return settings
 
 

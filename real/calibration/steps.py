@@ -41,6 +41,7 @@ _N_WARM_UP = 3
 _LEAST_STEPS = 5
 _MOST_STEPS = 200
 _N_SMALL_STEPS = 20
+_HOST_BOUND = 1.1  # of the host's time for launching
 _BUSY_S = 5e-3  # a device that is busy for so long does not wait for the host that launches small operations
 _SMALL = 4096  # elements
 _SELECTED = 64
@@ -65,6 +66,11 @@ class PassTimes:
     n_steps: int
     spread: float
     launches: WorkloadLaunches
+
+    @property
+    def is_of_host(self) -> bool:
+        """Whether the passes take about as long as launching them, so that the device may be faster."""
+        return self.forward_s + self.backward_s < _HOST_BOUND * self.launches.passes_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,19 +118,7 @@ def open_input(
 @final
 @dataclass(frozen=True, slots=True)
 class InputReader:
-    """Reads the data of one rank; made by `open_input`.
-
-    Args:
-        plan: The plan with the loads.
-        dataset: Data set of the plan.
-        options: The location of the data.
-        place: Place of this rank.
-        sources: Sources of files and samples.
-        loader: Loader of batches.
-        board: Board of the node.
-        failed: Set when the run has failed.
-        tally: Receives the counts.
-    """
+    """Reads the data of one rank; made by `open_input`."""
 
     plan: Plan
     dataset: Dataset

@@ -127,13 +127,6 @@ def wait_until_all_staged(
 ) -> None:
     """Record that a rank has staged its files, and wait until all ranks of its node have done so equally often.
 
-    Args:
-        board: Board of this node.
-        local_rank: This rank.
-        first_rank: First rank of the node.
-        timeout_s: Time limit for the last rank.
-        stop: Ends the wait when set.
-
     Raises:
         RunError: Ranks are missing (the error names them), or the run has failed.
     """

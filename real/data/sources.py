@@ -29,15 +29,7 @@ _MODES = {1: "L", 3: "RGB"}
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Reads and decodes files; several threads may use it at once.
-
-    Args:
-        index: Index of the data set.
-        storage: Storage of its files.
-        decode: Function from file to sample.
-        shape: Shape of a sample.
-        files: Cache on this node's disk, if any.
-    """
+    """Reads and decodes files; several threads may use it at once."""
 
     index: SampleIndex
     storage: DataStorage

@@ -300,14 +300,7 @@ class _Saves:
 
 @final
 class LoopProgram(Program):
-    """Copies, fuses and compresses buffers of the model.
-
-    Args:
-        memory: The buffers.
-        rating: Trust ratios of the model's optimizer.
-        outer: Outer optimizer of the anchors.
-        rank: Rank of the buffers.
-    """
+    """Copies, fuses and compresses buffers of the model."""
 
     def __init__(self, memory: Memory, rating: Rating, outer: Outer, rank: int) -> None:
         self._memory = memory

@@ -110,10 +110,6 @@ class StoreExchange:
     def gather(self, window: int, is_late: Callable[[], bool]) -> dict[int, WindowPost]:
         """Wait for the times of the other ranks, as rank 0. Ranks that have ended are left out.
 
-        Args:
-            window: Number of the window.
-            is_late: Tells when to wait no longer.
-
         Returns:
             The times that have come, by rank.
         """

@@ -368,11 +368,7 @@ _Caches: TypeAlias = _KeepingCaches | _EvictingCaches
 
 
 def look_up(plan: Plan) -> Iterator[BatchReads]:
-    """Yield how each load of a plan reads, in order.
-
-    Args:
-        plan: A valid plan with a data set.
-    """
+    """Yield how each load of a plan reads, in order."""
     dataset = plan.dataset
     assert dataset is not None
     yield from _look_up(plan, dataset, _caches_at_first(plan, dataset))

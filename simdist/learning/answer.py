@@ -87,15 +87,6 @@ def learning_document(
         rows (list): "A schedule that learns".
         remarks (list): "A remark".
         curves (list): "A curve of a schedule that learns".
-
-    Args:
-        about: Its first keys.
-        learned: The schedules.
-        rows: A row of each, see `learned_row`.
-        remarks: What to know beside the table.
-        title: Title of the table.
-        task: The task.
-        target: The target, if any.
     """
     every = task.evaluate_every
     looked = f"Target: {target}, looked at every {every:,} steps. " if target else ""

@@ -24,6 +24,7 @@ from simdist.scenario.failure_sampling import Failure, FailureChances, failures_
 from simdist.scenario.failures import FailureCause, Failures
 
 _Action: TypeAlias = Callable[[], None]
+_MOST_IN_VAIN = 10_000  # failures without a newer file, after which a job with a number of steps never ends
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 _Seconds: TypeAlias = dict[Category, float]
 
@@ -130,7 +131,8 @@ class Goodput:
         n_samples_share: Share of their samples that were trained; less than 1 if replicas were absent.
         n_repeated: Steps that were done again.
         n_attempts: Starts of all ranks.
-        gave_up: Whether the job ended because no try to start it again succeeded.
+        gave_up: Whether the job ended because no try to start it again succeeded, or because 10,000 failures in a row
+            left no newer file.
     """
 
     seconds: _Seconds
@@ -253,7 +255,7 @@ class _Run:
     losses: list[CauseLoss] = field(default_factory=list)
     timers: list[tuple[float, int, _Action]] = field(default_factory=list)
     targets: list[tuple[int, int, _Action]] = field(default_factory=list)
-    slow: dict[tuple[int, int], Failure] = field(default_factory=dict)
+    slow: dict[int, dict[int, Failure]] = field(default_factory=dict)
     defects: dict[int, Failure] = field(default_factory=dict)
     flaps: dict[int, list[float]] = field(default_factory=dict)
     corrupt: list[tuple[Failure, int, int]] = field(default_factory=list)
@@ -266,6 +268,8 @@ class _Run:
     begin_s: float = 0.0
     first_step_s: float = 0.0
     first_step: int = 0
+    n_in_vain: int = 0
+    most_resumed: int = 0
     is_over: bool = False
     gave_up: bool = False
 
@@ -371,13 +375,11 @@ class _Run:
             self.after(found_s, partial(self._find_corruption, failure))
             return
         self._strike(failure, None)
-        self.slow[failure.cause, failure.number] = failure
+        self._slow_down(failure)
         self.after(found_s, partial(self._find_slow, failure))
-        self._set_pace()
 
     def _find_slow(self, failure: Failure) -> None:
-        if self.slow.pop((failure.cause, failure.number), None):
-            self._set_pace()
+        if self._speed_up(failure):
             self._plan(failure)
 
     def _find_corruption(self, failure: Failure) -> None:
@@ -407,8 +409,7 @@ class _Run:
                 return
         self.after(now_s + cause.lasts_s, partial(self._heal, failure, self.steps.still_s))
         if cause.share:
-            self.slow[failure.cause, failure.number] = failure
-            self._set_pace()
+            self._slow_down(failure)
         else:
             self._strike(failure, None)
             self.steps.n_still += 1
@@ -416,8 +417,7 @@ class _Run:
     def _heal(self, failure: Failure, still_s: float) -> None:
         """End a flap."""
         if self.cause_of(failure).share:
-            self.slow.pop((failure.cause, failure.number), None)
-            self._set_pace()
+            self._speed_up(failure)
         else:
             self.steps.n_still -= 1
             self._charge(failure, "step_time_deviation", self.steps.still_s - still_s)
@@ -428,6 +428,8 @@ class _Run:
         can_save = self.steps.closing_s() <= (math.inf if notice_s is None else notice_s)
         if self._others_go_on(failure):
             self._leave_at_average(failure)
+        elif can_save and self.steps.now_s + self.steps.closing_s() > self.horizon_s:
+            self.steps.advance(self.horizon_s)
         elif self.job.checkpoints is not None and can_save:
             self.steps.close()
             self._restart(failure, self.steps.done)
@@ -468,7 +470,7 @@ class _Run:
     def _recover(self, failure: Failure) -> None:
         """Go through the recovery from a failure, and from those that come meanwhile, until training goes on."""
         interrupted_by: Failure | None = failure
-        while interrupted_by is not None:
+        while interrupted_by is not None and not self.is_over:
             failure = interrupted_by
             interrupted_by = self._go_through(failure, self._recovery(failure))
             if interrupted_by is not None:
@@ -484,6 +486,10 @@ class _Run:
         self.corrupt = [each for each in self.corrupt if each[1] < resume]
         self.absent.clear()
         self._set_pace()
+        self.n_in_vain = 0 if resume > self.most_resumed else self.n_in_vain + 1
+        self.most_resumed = max(self.most_resumed, resume)
+        if self.job.n_steps is not None and self.n_in_vain >= _MOST_IN_VAIN:
+            self._give_up(failure)
 
     def _recovery(self, failure: Failure) -> Iterator[TimedPart]:
         """Yield the parts of a recovery of all ranks, which waits for all nodes."""
@@ -518,14 +524,18 @@ class _Run:
         for node in hit:
             self.defects.pop(node, None)
             self.flaps.pop(node, None)
-        self.slow = {key: each for key, each in self.slow.items() if each.first_node not in hit}
-        self._set_pace()
+        for of_cause in list(self.slow.values()):
+            for each in [each for each in of_cause.values() if each.first_node in hit]:
+                self._speed_up(each)
         back_after_s = cause.lasts_s if is_away else self.failures.recovery.repair_s
         return self.nodes.replace(failure, self.steps.now_s, back_after_s=back_after_s)
 
     def _go_through(self, failure: Failure | None, parts: "list[TimedPart] | Iterator[TimedPart]") -> Failure | None:
         """Spend the time of parts; return the failure that makes them begin anew, if one comes."""
         for category, seconds in parts:
+            if seconds == math.inf:
+                self._give_up(failure)
+                return None
             end_s = self.steps.now_s + seconds
             while self.upcoming.at_s < min(end_s, self.horizon_s):
                 other = self.upcoming.pop()
@@ -537,14 +547,18 @@ class _Run:
                     return other
                 if self.cause_of(other).effect == "slow":
                     self._begin_unnoticed(other)
-            if end_s == math.inf:
-                self.gave_up = True
-                end_s = self.steps.now_s if self.horizon_s == math.inf else self.horizon_s
             self._spend(failure, category, min(end_s, self.horizon_s))
-            if self.gave_up or end_s >= self.horizon_s:
+            if end_s >= self.horizon_s:
                 self.is_over = True
                 return None
         return None
+
+    def _give_up(self, failure: Failure | None) -> None:
+        """End the job; its machines wait until the time is over, if it has a time."""
+        self.gave_up = True
+        self.is_over = True
+        if self.horizon_s < math.inf:
+            self._spend(failure, "infrastructure_recovery", self.horizon_s)
 
     def _spend(self, failure: Failure | None, category: Category, until_s: float) -> None:
         """Let time go by in which the job is down."""
@@ -611,7 +625,9 @@ class _Run:
             self._charge(failure, "wasted_progress", steps.lose_part())
         self._return_later(failure)
         if n_leaving:
-            self._set_pace(lost_samples=steps.position % self.job.average_every * n_leaving / self.job.n_replicas)
+            every = self.job.average_every
+            begin = max(steps.done // every * every, self.first_step)
+            self._set_pace(lost_samples=(steps.position - begin) * n_leaving / self.job.n_replicas)
             self.at_step(self._next_average(), partial(self._form_again, failure, noticed_s, self.n_attempts))
 
     def _next_average(self) -> int:
@@ -664,16 +680,30 @@ class _Run:
 
     # ---------------------------------------------------------------- pace and result
 
+    def _slow_down(self, failure: Failure) -> None:
+        """Let steps take longer from now on."""
+        self.slow.setdefault(failure.cause, {})[failure.number] = failure
+        self._set_pace()
+
+    def _speed_up(self, failure: Failure) -> bool:
+        """Let steps take no longer because of a failure; tell whether they did."""
+        of_cause = self.slow.get(failure.cause, {})
+        was_slow = of_cause.pop(failure.number, None) is not None
+        if not of_cause:
+            self.slow.pop(failure.cause, None)
+        self._set_pace()
+        return was_slow
+
     def _set_pace(self, *, lost_samples: float = 0.0) -> None:
         """Set the pace by what is slow and who is absent."""
         factor = 1.0
         cause = None
-        for failure in self.slow.values():
-            of_cause = self.cause_of(failure)
+        for number in self.slow:
+            of_cause = self.failures.causes[number]
             slower = of_cause.factor or self.job.slowed[of_cause.cause]
             if slower > factor:
                 factor = slower
-                cause = failure.cause
+                cause = number
         share = 1.0 - len(self.absent) / self.job.n_replicas
         self.steps.set_pace(Pace(self.step_s * factor, share, cause), lost_samples=lost_samples)
 

@@ -172,11 +172,17 @@ class CheckpointedSteps:
         self._usable = newest
         self._pending = None
         self._is_due = False
-        return self._lose(n_steps)
+        before_s, _ = self.stretches[-1].at(self.position)
+        while len(self.stretches) > 1 and self.stretches[-1].begin >= n_steps:
+            self.stretches.pop()
+        return before_s - self._begin_at(n_steps)
 
     def lose_part(self) -> float:
         """Begin the step in progress anew, and return the seconds that it has taken."""
-        return self._lose(self.done)
+        before_s, _ = self.stretches[-1].at(self.position)
+        while self.stretches[-1].begin > self.done:
+            self.stretches.pop()
+        return before_s - self._begin_at(self.done)
 
     def forget_files(self) -> None:
         """Lose all files."""
@@ -212,17 +218,15 @@ class CheckpointedSteps:
             self.save_s += self._pending_at_s - self.now_s
             self.now_s = self._pending_at_s
 
-    def _lose(self, n_steps: int) -> float:
-        before_s, _ = self.stretches[-1].at(self.position)
-        while self.stretches[-1].begin > n_steps:
-            self.stretches.pop()
+    def _begin_at(self, n_steps: int) -> float:
+        """Go on after so many steps; return the seconds that they took."""
         last = self.stretches[-1]
         seconds, samples = last.at(n_steps)
         self.done = n_steps
         self.part = 0.0
         if last.pace != self.pace:
             self.stretches.append(KeptSteps(float(n_steps), seconds, samples, self.pace))
-        return before_s - seconds
+        return seconds
 
     def _train(self, until_s: float, until_step: float) -> None:
         """Train until a file is due, or as long as asked for."""

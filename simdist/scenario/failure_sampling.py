@@ -27,6 +27,7 @@ _Floats: TypeAlias = NDArray[np.float64]
 _FAILURES = 3
 _TIMES, _PLACES, _EXCESS, _WORST, _FIRST_CHANCE = range(5)
 _TILE = 256  # of `uniform_tiles`
+_MOST_KNOWN = 64  # tiles that are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,8 @@ class FailureChances:
         tile, place = divmod(failure.number, _TILE)
         key = (failure.cause, lane, tile)
         if key not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
             numbers = uniform_tiles(self.seed, failure.cause, _FIRST_CHANCE + lane, _FAILURES)
             self._known[key] = next(islice(numbers, tile, None))
         return float(self._known[key][place])

@@ -109,13 +109,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Ranks and steps of a job: they decide whether a schedule fits.
-
-    Args:
-        world_size: Ranks.
-        ranks_per_node: Ranks of one node; they are consecutive.
-        n_steps: Steps.
-    """
+    """Ranks and steps of a job: they decide whether a schedule fits."""
 
     world_size: int
     ranks_per_node: int

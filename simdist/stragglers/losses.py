@@ -29,12 +29,7 @@ _MOST_ROWS = 10  # of a table of ranks, nodes or steps; JSON has all
 
 
 def loss_records(slowdowns: NDArray[np.float64], ideal_s: float) -> list[dict[str, Any]]:
-    """Return what each rank, or other part of a job, costs.
-
-    Args:
-        slowdowns: Of each.
-        ideal_s: Seconds of the ideal step.
-    """
+    """Return what each rank, or other part of a job, costs."""
     return [{"slowdown": each, "lost_s": (each - 1) * ideal_s} for each in slowdowns.tolist()]
 
 

@@ -77,9 +77,9 @@ class Quantity:
 
 
 def quantities(scenario: Scenario) -> tuple[Quantity, ...]:
-    """Return the uncertain quantities of a scenario; its own ranges override those of its cluster.
+    """Return the uncertain quantities of a scenario's steps; its own ranges override those of its cluster.
 
-    A step of a ring over many machines is one if nobody measured it.
+    A step of a ring over many machines is one if nobody measured it. Rates of failures are none: steps have none.
     """
     from simdist.studies.published_errors import ring_step_range
 
@@ -87,6 +87,7 @@ def quantities(scenario: Scenario) -> tuple[Quantity, ...]:
     ranges = {parse_path(RING_STEP): of_ring_step} if of_ring_step else {}
     ranges |= {("cluster", *parse_path(text)): each for text, each in scenario.cluster.uncertain.items()}
     ranges |= {parse_path(text): each for text, each in scenario.uncertain.items()}
+    ranges = {path: each for path, each in ranges.items() if path[0] != "failures"}
     found = []
     for path, each in ranges.items():
         field = find_field(scenario, path)

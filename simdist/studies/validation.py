@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from simdist.cost import Costs
 from simdist.errors import ScenarioError, TraceError, require
-from simdist.plan import COLLECTIVES, Channel, Copy, Delay, Enter, Save, Wait, lane_of, occurrences
+from simdist.plan import COLLECTIVES, Channel, Copy, Delay, Enter, KernelLaunch, Save, Wait, lane_of, occurrences
 from simdist.plan.delays import Delays
 from simdist.plan.group import Group
 from simdist.runs import run_directory
@@ -293,7 +293,7 @@ def _kinds(real: Trace, simulated: Trace) -> tuple[OperationKind, ...]:
         if isinstance(each.op, Copy | Save):
             others = [rank for rank in range(real.plan.world_size) if not each.op.by.is_first(rank)]
             absent[operation_kind(each.op)] = others
-    both = (simulated, real)
+    both = (_until_launched(simulated), _until_launched(real))
     spans = {
         key: [
             np.concatenate([_lengths(trace, np.concatenate(parts), group) for group, parts in of_groups.items()])
@@ -307,6 +307,17 @@ def _kinds(real: Trace, simulated: Trace) -> tuple[OperationKind, ...]:
     spans["wait", "host", ""] = [blocked.end_s - blocked.begin_s for blocked in map(host_waits, both)]
     kinds = [_kind(*key, *pair) for key, pair in spans.items()]
     return tuple(sorted((kind for kind in kinds if kind.count), key=lambda kind: -kind.measured_total_s))
+
+
+def _until_launched(trace: Trace) -> Trace:
+    """Return a trace whose operations last until the host has launched their last kernel, as events of a GPU tell."""
+    launches = [each.rows for each in occurrences(trace.plan) if isinstance(each.op, KernelLaunch)]
+    if not launches:
+        return trace
+    rows = np.concatenate(launches)
+    end_s = trace.end_s.copy()
+    end_s[rows - 1] = np.maximum(end_s[rows - 1], end_s[rows])
+    return replace(trace, end_s=end_s)
 
 
 def _lengths(trace: Trace, rows: NDArray[np.int64], group: Group | None) -> _Seconds:

@@ -629,7 +629,7 @@ def of_measurements(*_: object) -> dict[str, Found]:
     told = [
         RunReport(
             *("run", "digest", "emulated", precision, "gloo", "cpu", ("host",), {"torch": "2"}),
-            *(1.0, clocks, clocks, (8, 8), allocated, 0.0, 0.0, reads, links),
+            *(1.0, clocks, clocks, (8, 8), allocated, {"grad.0": "groups"}, 0.0, 0.0, reads, links),
         )
         for precision, allocated, reads, links in ((None, None, None, None), ("bf16", (9, 9), of_ranks, "none"))
     ]

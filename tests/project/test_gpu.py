@@ -179,6 +179,9 @@ def test_results_of_a_dry_run_do_not_go_where_those_of_gpus_are(capsys) -> None:
 
 def test_limits_of_the_parts_fit_into_eight_minutes() -> None:
     for n_gpus in (1, 2, 8):
+        names = {part.name for part in gpu.PARTS if part.runs_on(n_gpus)}
+        assert {"alone", "peers", "suite"} < names
+        assert names.isdisjoint({"nccl"} if n_gpus == 1 else {"shared_gpu", "plans"})
         assert sum(part.limit_s for part in gpu.PARTS if part.runs_on(n_gpus)) <= gpu.LIMIT_S < 480
     assert {part.name for part in gpu.PARTS} == set(page.PARTS)
 

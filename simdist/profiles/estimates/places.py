@@ -69,13 +69,7 @@ class Places:
         self._seconds = np.array(rows, np.float64).transpose(1, 0, 2, 3)  # [n_steps, n_ranks, channel, place]
 
     def find(self, channel: Channel, ranks: Sequence[int], steps: Sequence[int]) -> Place | None:
-        """Return the place of the delay of some ranks in some steps; None if the traces do not show it.
-
-        Args:
-            channel: Channel of the delay.
-            ranks: The delayed ranks; untraced ones are ignored.
-            steps: Numbers of the delayed steps.
-        """
+        """Return the place of the delay of some ranks in some steps; None if the traces do not show it."""
         columns = [self._ranks.index(rank) for rank in ranks if rank in self._ranks]
         rows = [self._steps.index(step) for step in steps]
         if channel == "io":

@@ -20,14 +20,7 @@ class UnknownLayoutError(ScenarioError):
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """The machines and their ranks; consecutive ranks share a machine.
-
-    Args:
-        nodes: Machines.
-        gpus_per_node: Ranks of each machine.
-        source: The evidence for this layout.
-        notes: Assumptions.
-    """
+    """The machines and their ranks; consecutive ranks share a machine."""
 
     nodes: int
     gpus_per_node: int

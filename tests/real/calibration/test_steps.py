@@ -1,5 +1,7 @@
 """What calibration takes from the steps of a plan: a simulated run gives back what it was simulated from."""
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -52,6 +54,8 @@ def test_passes_and_updates_are_those_of_the_device_and_launches_those_of_the_ho
     assert (found.n_steps, found.spread) == (5, pytest.approx(0))
     assert found.launches == WorkloadLaunches()
     launches = steps.launches_of_passes(trace)
+    assert not found.is_of_host
+    assert replace(found, launches=launches).is_of_host
     assert (launches.forward_s, launches.backward_s, launches.optimize_s) == pytest.approx((5e-3, 9e-3, 4e-3))
 
 

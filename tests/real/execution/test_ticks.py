@@ -3,6 +3,7 @@
 import dataclasses
 import threading
 from collections.abc import Collection, Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from engine_runs import fast
 from real.collectives.worlds import check_order_of_issue
 from real.execution.ticks import Ticks
 from real.recording.timing import now_s
+from real.session import open_session
 from simdist.cost import Costs, Local, price
 from simdist.errors import RunError
 from simdist.plan import AllReduce, Backward, Delay, Instance, Plan, Tick, Wait
@@ -148,5 +150,6 @@ def test_nccl_is_not_given_collectives_of_two_streams_by_threads_that_take_turns
     for step in (one_stream, alone, without_ticks):
         check_order_of_issue(plan_of(step, world_size=2), "nccl")
     check_order_of_issue(plan_of(two_streams, world_size=2), "gloo")
+    over_nccl = SimpleNamespace(backend="nccl")
     with pytest.raises(RunError, match="has ticks, and collectives on the streams comm and average: threads would"):
-        check_order_of_issue(plan_of(two_streams, world_size=2), "nccl")
+        open_session(over_nccl, plan_of(two_streams, world_size=2), {}, buffers=())

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from engine_runs import EngineRun, des, fast
 
+from simdist.cost.compute import ComputeCost
 from simdist.cost.costs import Local
 from simdist.errors import ScenarioError
-from simdist.plan import KernelLaunch, occurrences, op_text
+from simdist.plan import Copy, KernelLaunch, occurrences, op_text
 from simdist.runs import building
 from simdist.scenario import Scenario, dump, loads
+from simdist.scenario.cluster import Device, DeviceFloors
 from simdist.studies.comparison import compare
 from simdist.traces.breakdown import break_down
 
@@ -66,7 +68,7 @@ def test_two_points_give_the_curve_of_an_exact_queue(ahead: int | None) -> None:
         scenario = one_gpu(f"batch_size: {size}, {times}, launches: {launches}".replace("'", ""), host)
         (row,) = compare(scenario)
         errors.append(row.step_s / exact_step_s(size, ahead=ahead) - 1)
-    assert np.abs(errors).max() < 0.1, np.round(errors, 3)
+    assert np.abs(errors).max() < 0.05, np.round(errors, 3)
     assert exact_step_s(16, ahead=ahead) == pytest.approx(exact_step_s(1, ahead=ahead), rel=0.02), "not flat"
 
 
@@ -89,6 +91,7 @@ seed: 3
 """
 LAUNCHES = "launches: {forward: 3 ms, backward: 5 ms, optimize: 2 ms}"
 KINDS = EngineRun("alike")
+FLOORED = Device(floors=DeviceFloors(copy_s=1e-6))
 
 
 def several(schedule: str, host: str = "{}", launches: str = LAUNCHES) -> Scenario:
@@ -134,10 +137,12 @@ def test_ranks_that_sit_out_a_step_launch_no_passes(schedule: str) -> None:
     drawn = building.delays(scenario)
     by_events, by_vectors = (each.simulate(built.plan, built.costs, drawn) for each in (des, fast))
     assert np.array_equal(by_events.end_s, by_vectors.end_s)
-    launches = [each for each in occurrences(built.plan) if each.op == KernelLaunch("forward", 62)]
-    spent_s = np.concatenate([by_events.end_s[each.rows] - by_events.start_s[each.rows] for each in launches])
-    assert 0 < (spent_s == 0).sum() < spent_s.size / 2
-    assert spent_s.max() == pytest.approx(3e-3)
+    idle = {kind: np.zeros((16, 4), dtype=bool) for kind in ("forward", "backward")}
+    for each in occurrences(built.plan):
+        if isinstance(each.op, KernelLaunch) and each.op.kind in idle:
+            idle[each.op.kind][each.steps] |= by_events.end_s[each.rows] == by_events.start_s[each.rows]
+    assert 0 < idle["forward"].sum() < 32
+    assert np.array_equal(idle["forward"][:-1], idle["backward"][:-1])  # the last step is cut at its result
 
 
 # ---------------------------------------------------------------- what is stated
@@ -206,6 +211,8 @@ def test_no_operation_takes_less_than_the_floor_of_its_kind() -> None:
     assert seconds_of(scenario)["Densify"] < 1e-3
     quick = scenario.changed("cluster.device.memory_bandwidth", "1 TB/s")
     least = quick.changed("cluster.device.floors.select", "1 ns")
+    copies = ComputeCost(scenario.workload, scenario.cluster.model_copy(update={"device": FLOORED}))
+    assert copies.at_least(Copy("a", "b"), np.array([1e-9, 0.0, 1.0])).tolist() == [1e-6, 0.0, 1.0]
     assert 1e-9 < seconds_of(least)["Select"] < seconds_of(quick)["Select"] == 3e-3
 
 

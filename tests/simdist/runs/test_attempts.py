@@ -227,6 +227,35 @@ def test_tries_fail_and_somebody_helps() -> None:
     assert (lost.gave_up, lost.total_s, lost.seconds["productive"]) == (True, DAY_S, 0.0)
 
 
+def test_a_job_that_never_gets_on_is_given_up() -> None:
+    """A restart takes 10 min, and something fails each minute."""
+    failures = failing({"effect": "process", "of": "job", "rate": "1 per 1 min"}, recovery={"start": "10 min"})
+    found = suffered(failures, job(checkpoints=Checkpoints(100)))
+    assert (found.gave_up, found.n_steps) == (True, 0)
+    assert found.by_cause["cause 0"].n_failures >= 10_000
+
+
+def test_who_is_not_helped_waits_without_more_failures() -> None:
+    tries = {"success": 0, "most": 1}
+    lost = {"effect": "process", "of": "job", "rate": "1 per 1000 s"}
+    found = suffered(failing(lost, recovery={"tries": tries}), job(n_steps=10_000))
+    assert (found.gave_up, found.by_cause["cause 0"].n_failures) == (True, 1)
+
+
+def test_an_interruption_at_the_end_of_the_time_cannot_be_prepared() -> None:
+    planned = at("299 s", effect="planned", lasts="1 h")
+    found = suffered(failing(planned), job(n_steps=None, horizon_s=300.0, checkpoints=Checkpoints(1000, stall_s=20.0)))
+    assert found.seconds["productive"] == 300.0
+
+
+def test_replicas_that_are_lost_again_and_again_lose_their_samples_once() -> None:
+    """Each restart is from step 10, 10 steps after an average, and ends at once."""
+    lost = {"effect": "node", "of": "node", "ranks": [0, 2, 4, 6] * 3, "at": [f"{15 + i / 64} s" for i in range(12)]}
+    failures = failing(lost, on_failure="continue")
+    found = suffered(failures, job(ranks_per_replica=2, average_every=100, checkpoints=Checkpoints(10)))
+    assert 0 < found.n_samples_share <= 1
+
+
 def test_a_file_survives_what_its_place_survives() -> None:
     """Memory of a neighbour is lost with both nodes; memory of the own node with one."""
     rack = {"effect": "node", "of": "domain", "domain_nodes": 2, "at": ["100 s"]}

@@ -11,6 +11,7 @@ from simdist.scenario import dump, loads
 from simdist.scenario.failure_sampling import FailureChances, failures_at_steps, failures_of
 from simdist.scenario.failures import Failures
 from simdist.settings.units import parse_rate, parse_seconds
+from simdist.studies.uncertainty import quantities
 
 YEAR_S = 365 * 86_400.0
 BASE = """
@@ -66,6 +67,17 @@ def test_without_failures_nothing_is_written() -> None:
     assert "failures" not in scenario.model_dump(mode="json")
 
 
+def test_rates_are_varied_and_may_be_ranges_that_no_step_depends_on() -> None:
+    text = BASE + CAUSES + "uncertain: {failures.causes.0.rate: {from: 10 % per year, to: 25 % per year}}\n"
+    scenario = loads(text)
+    assert not [each.path for each in quantities(scenario) if each.path[0] == "failures"]
+    changed = scenario.changed("failures.causes[0].rate", "20 % per year")
+    assert changed.failures is not None
+    assert changed.failures.causes[0].rate_per_s == pytest.approx(0.2 / YEAR_S)
+    with pytest.raises(ScenarioError, match="outside '30 % per year' to '40 % per year'"):
+        loads(text.replace("from: 10 %", "from: 30 %").replace("to: 25 %", "to: 40 %"))
+
+
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
@@ -119,6 +131,15 @@ def test_failures_come_at_their_rate_and_everywhere() -> None:
     counts = np.bincount([each.rank for each in found], minlength=1000)
     assert counts.var() == pytest.approx(1.0, abs=0.2)  # Poisson
     assert all(each.first_node == each.rank // 8 for each in found)
+
+
+def test_failures_are_the_same_everywhere() -> None:
+    """To the last bit, on every machine."""
+    found = list(islice(failures_of(failures(GPU), seed=0, n_nodes=128, gpus_per_node=8), 3))
+    times = ["0x1.229fcc1e56247p+15", "0x1.4698d0f6ecc91p+15", "0x1.5d8f4c9329fffp+15"]
+    assert [(each.at_s.hex(), each.rank) for each in found] == list(zip(times, [162, 18, 882], strict=True))
+    chances = FailureChances(0)
+    assert [chances.next(found[2]).hex() for _ in range(2)] == ["0x1.e84ad56c40f59p-1", "0x1.69325cab8a0fap-2"]
 
 
 def test_failures_do_not_depend_on_what_else_is_asked_for() -> None:

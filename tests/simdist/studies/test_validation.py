@@ -16,7 +16,7 @@ from traces import plan_of, trace_of
 
 from simdist.engines.peers import trace_of_rank
 from simdist.errors import TraceError
-from simdist.plan import AllReduce, Backward, Delay, Forward, Wait, occurrences
+from simdist.plan import AllReduce, Backward, Delay, Forward, KernelLaunch, Wait, occurrences
 from simdist.plan.group import Group
 from simdist.report import timeline_figure
 from simdist.runs import run_directory
@@ -82,6 +82,18 @@ def test_one_real_rank_is_compared_where_it_was_real(tmp_path):
         assert [(each.rank, each.measured_s) for each in found.blames] == [
             (each.rank, pytest.approx(each.measured_s)) for each in expected
         ]
+
+
+def test_an_operation_lasts_until_its_last_kernel_is_launched_as_a_gpu_tells_it():
+    """The device computes for 1 s, and the host launches for 3 s: events of the device are 3 s apart."""
+    step = (FORWARD, KernelLaunch("forward", 1), BACKWARD)
+    simulated = [(0, 0, 1), (0, 0, 3), (3, 3, 5)]
+    measured = [(0, 0, 3), (0, 0, 2.9), (3, 3, 5)]
+    plan = plan_of(step, world_size=2)
+    real = dataclasses.replace(trace_of(plan, measured), source="real by hand")
+    found = kinds(validate(real, trace_of(plan, simulated), {}))
+    assert found["forward"].error == found["backward"].error == 0
+    assert found["kernel_launch"].error == pytest.approx(0.1 / 2.9)
 
 
 def test_equal_traces_have_no_errors():
