@@ -412,6 +412,7 @@ class Facts:
     imported_speedups: str
     imported_stragglers: str
     n_imported: int
+    failing: str
     computing: str
     computing_speedups: str
     slow_networks: str
@@ -483,12 +484,20 @@ def facts() -> Facts:
         n_imported=int(n_sleeping) + int(n_busy),
         computing_speedups=busy_speedups,
         slow_networks=slow_networks(),
+        failing=failing_jobs(),
         computing=f"step {busy_step}, speed-ups {busy_speedups}; few are recommended",
         read=f"times of a step within {max(most_ms, 0.1):.1f} ms of a second reader's, in {len(traces)} public traces",
         targets=f"time to the target: median {to_target[0]}, worst {to_target[1]}; {right} of {pairs} pairs in order; "
         f"losses equal to the last bit in {n_exact} of {n_runs} runs",
         on_gpus=on_gpus(),
     )
+
+
+def failing_jobs() -> str:
+    """Return how near the times of jobs with failures are."""
+    pattern = r"Of (\d+) runs, .* is (\S+) in the median and (\S+) at worst.* steps of (\d+) are exactly"
+    ((n_runs, middle, worst, n_exact),) = said(overview("failures", "overview"), pattern)
+    return f"total time: median {middle}, worst {worst}; repeated steps exact in {n_exact} of {n_runs} runs"
 
 
 def slow_networks() -> str:
@@ -589,6 +598,7 @@ def trust(_: Path, old: str) -> list[str]:
         "which bandwidth DiLoCo and its stream need between data centers": (
             f"{known.bandwidths[0]} for DiLoCo and data parallelism, {known.bandwidths[1]} for the streams"
         ),
+        "how long a job with failures takes, calibrated": known.failing,
         "which rank holds up the others": f"named, in the same step, for {known.stragglers} stragglers",
         "what stragglers cost: speed-ups over synchronous SGD": f"speed-ups {known.speedups}",
         "what all GPUs of a machine do, from the rate of one": known.one_machine,

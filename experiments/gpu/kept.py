@@ -1,7 +1,7 @@
 """Measured runs whose results keep everything that a prediction needs, so that it can be made again with a later model.
 
-Of each run are kept: its scenario with cluster and workload, its delays, and its trace, which holds the plan. A folder
-of such runs becomes one archive beside the results.
+Of each run are kept: its scenario with cluster and workload, its delays, and its trace, which holds the plan. Of one
+real rank among simulated ones, also what these did. A folder of such runs becomes one archive beside the results.
 """
 
 import json
@@ -12,12 +12,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import common
+
+if TYPE_CHECKING:
+    from simdist.traces.trace import Trace
 
 sys.path.append(str(common.ROOT / "experiments" / "emulated_cluster"))
 
 SUFFIX = ".tar.xz"  # of the archive beside a file of results
+PEERS = "peers.npz"  # of one real rank among simulated ones: what operations took in the simulation that it met
+DIGITS = 12  # of its seconds, so that equal ones have equal bytes
 TICK_S = 2.0**-24  # 60 ns, to which kept times are rounded: they take half the bytes
 
 
@@ -57,8 +63,11 @@ def keep(part: common.Part, run: Path, name: str) -> common.Row:
     """
     import numpy as np
 
+    from simdist.engines.replay import timing
     from simdist.files import replacing
     from simdist.runs import run_directory
+    from simdist.runs.calibrated import simulate_run
+    from simdist.traces.trace import write_npz
 
     found = run_directory.read(run)
     trace = run_directory.read_trace(run / run_directory.REAL, plan=found.plan)
@@ -73,6 +82,11 @@ def keep(part: common.Part, run: Path, name: str) -> common.Row:
                 beside.write_bytes(content)
     rounded = replace(trace, ready_s=ready_s, start_s=start_s, end_s=end_s)
     run_directory.save_trace(rounded, folder / run_directory.REAL)
+    if trace.real_rank is not None:
+        took = timing(simulate_run(found, None, real=None))
+        gaps_s = np.zeros_like(took.durations_s) if took.gaps_s is None else took.gaps_s
+        with replacing(folder / PEERS) as beside:
+            write_npz(beside, {"gaps_s": gaps_s.round(DIGITS), "durations_s": took.durations_s.round(DIGITS)})
     return {"kept": name} | numbers(folder)
 
 
@@ -92,14 +106,17 @@ def numbers(folder: Path) -> common.Row:
 
     from simdist import scenario as scenarios
     from simdist.runs import run_directory
+    from simdist.runs.calibrated import simulate_run
     from simdist.runs.run_directory import RunDirectory
-    from simdist.studies.validated_run import validate_run
+    from simdist.studies.validation import validate
 
     trace = run_directory.read_trace(folder / run_directory.REAL)
     delays = run_directory.read_delays(folder / run_directory.DELAYS, trace.plan)
     run = RunDirectory(folder, scenarios.load(folder / run_directory.SCENARIO), trace.plan, delays)
-    validated = validate_run(run)
-    found = validated.validation
+    simulated = simulate_run(run, None, real=trace)
+    if trace.real_rank is not None:
+        simulated = _among_its_peers(simulated, folder / PEERS, trace.real_rank)
+    found = validate(trace, simulated, delays)
     n_ranks = 1 if trace.real_rank is not None else trace.plan.world_size
     per_step = 1e3 / found.n_steps
     row: common.Row = {
@@ -123,8 +140,53 @@ def numbers(folder: Path) -> common.Row:
         ],
     }
     if trace.real_rank is None:
-        row["stragglers"], row["charged"] = charged(validated.real, validated.simulated, delays)
+        row["stragglers"], row["charged"] = charged(trace, simulated, delays)
     return row
+
+
+def _among_its_peers(today: "Trace", peers: Path, rank: int) -> "Trace":
+    """Return a rank as it is simulated today among peers and collectives as they were simulated for the measurement.
+
+    Args:
+        today: The simulation of all ranks with today's model.
+        peers: What operations took in the simulation that the real rank met.
+        rank: The real rank.
+    """
+    import numpy as np
+
+    from simdist.engines.replay import Timing, replay, timing
+    from simdist.plan import COLLECTIVES
+    from simdist.plan.walk import walk
+
+    own = np.array([not isinstance(each.op, COLLECTIVES) for each in walk(today.plan)])
+    ours = timing(today)
+    with np.load(peers) as then:
+        gaps_s, durations_s = then["gaps_s"], then["durations_s"]
+    durations_s[own, rank] = ours.durations_s[own, rank].round(DIGITS)
+    gaps_s[:, rank] = 0.0 if ours.gaps_s is None else ours.gaps_s[:, rank].round(DIGITS)
+    times = _Times(today)
+    replay(today.plan, Timing(gaps_s if gaps_s.any() else None, durations_s), times, n_variants=1)
+    return replace(today, ready_s=times.seconds[0], start_s=times.seconds[1], end_s=times.seconds[2])
+
+
+class _Times:
+    """Keeps all times of a replay.
+
+    Attributes:
+        seconds: When operations were ready, began and ended, `[3, n_instances, world_size]`.
+    """
+
+    only_ends: ClassVar[bool] = False
+
+    def __init__(self, of: "Trace") -> None:
+        import numpy as np
+
+        self.seconds = np.full((3, *of.end_s.shape), np.nan)
+
+    def add(self, index: int, _template: object, *times: Any) -> None:
+        """Take the times of an instance: ready, start, end, each `[world_size, 1]`."""
+        for number, each in enumerate(times):
+            self.seconds[number, index] = each[:, 0]
 
 
 @contextmanager
@@ -138,8 +200,8 @@ def unpacked(archive: Path) -> Iterator[Path]:
 def predict_again(results: Path) -> tuple[int, list[str]]:
     """Predict the rows of recorded results again with today's model, and write them.
 
-    Predicted again are rows with a kept run, and step times of presets. If the price of links has changed, so has the
-    prediction of one real rank among simulated ones, which was given collectives by the model of its day.
+    Predicted again are rows with a kept run, and step times of presets. Of one real rank among simulated ones, its own
+    operations are: it meets the peers and collectives of the simulation of its day, as in the measurement.
 
     Args:
         results: A file of results.

@@ -33,6 +33,7 @@ class CheckpointFiles:
         url: A folder, which is created if missing, or another URL of fsspec.
         rank: Rank of the files.
         suffix: End of the names of files of a step.
+        keep: Newest files of steps that are kept while another one is written; all if None.
 
     Attributes:
         url: The folder, or another URL of fsspec.
@@ -43,10 +44,11 @@ class CheckpointFiles:
         RunError: A library for it is missing, or the folder cannot be created.
     """
 
-    def __init__(self, url: str, rank: int, suffix: str = ".pt") -> None:
+    def __init__(self, url: str, rank: int, suffix: str = ".pt", keep: int | None = None) -> None:
         self.url = url
         self.rank = rank
         self._suffix = suffix
+        self._keep = keep
         self._piece = os.urandom(_PIECE_NBYTES)  # drawn beforehand, so that only writing takes time
         self._filesystem, self._root = filesystem_of(url)
         if isinstance(self._filesystem, LocalFileSystem):
@@ -64,6 +66,7 @@ class CheckpointFiles:
             RunError: The file cannot be written. The error names rank and file.
         """
         path = f"{self._root}/{name}"
+        self.delete_old()
         try:
             if isinstance(self._filesystem, LocalFileSystem):
                 with replacing(Path(path), on_disk=True) as part, part.open("wb") as file:
@@ -114,6 +117,15 @@ class CheckpointFiles:
         name = _file_name(step, rank, self._suffix)
         with self._reading(f"{self.url}: {name}"):
             return bytes(self._filesystem.cat_file(self._path(step, rank)))
+
+    def delete_old(self) -> None:
+        """Delete files that are not to be kept.
+
+        Raises:
+            RunError: One cannot be deleted.
+        """
+        for step in self.steps()[: -self._keep] if self._keep else []:
+            self.delete(step)
 
     def delete(self, step: int) -> None:
         """Delete the file that this rank has written in a step.

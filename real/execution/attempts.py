@@ -191,6 +191,7 @@ def begin_attempt(
     else:
         log = AttemptLog()
         _clear(folder, rank, files, anew=anew)
+    files.delete_old()
     mine = {"met": [*read_jsonl(_struck_path(folder, rank))], "steps": files.steps() if n_before else []}
     answers = [json.loads(text) for text in connection.exchange("failures and checkpoints", json.dumps(mine))]
     found = [MetFailure(**each) for answer in answers for each in answer["met"]]

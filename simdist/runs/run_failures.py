@@ -16,7 +16,7 @@ from simdist.plan.failures import FailureKind, StepFailure
 from simdist.runs.attempts import Attempt, Goodput, LongJob, Strike, attempts
 from simdist.runs.building import live_of
 from simdist.runs.checkpointed_steps import Checkpoints
-from simdist.runs.failing_job import ranks_per_replica
+from simdist.runs.failing_job import ranks_per_replica, slowed_by_link
 from simdist.scenario import Scenario
 from simdist.scenario.failures import Failures
 from simdist.traces.times_of_steps import TimesOfSteps, times_of_steps
@@ -88,6 +88,11 @@ def _suffer(scenario: Scenario, failures: Failures, plan: Plan, times: TimesOfSt
         gpus_per_node=cluster.gpus_per_node,
         ranks_per_replica=ranks_per_replica(scenario.schedules[0], cluster.world_size),
         checkpoints=_checkpoints(scenario, plan, times),
+        slowed={
+            each.cause: slowed_by_link(scenario, scenario.schedules[0], each)
+            for each in failures.causes
+            if each.effect == "flap" and each.share
+        },
     )
     goodput = attempts(failures, job, seed=scenario.seed, observe=seen.append, observe_strikes=strikes.append)
     struck = (_step_failure(each, failures, job, step_s) for each in strikes if each.step < plan.n_steps)

@@ -139,7 +139,7 @@ class AttemptsValidation:
             yield f"measured, for the scenarios of other runs: {self.recovery.text()}"
 
 
-def n_repeated(steps: Sequence[tuple[int, int]]) -> int:
+def n_repeated(steps: Sequence[Sequence[int]]) -> int:
     """Return how many steps attempts have done again, from the first and last step of each."""
     return sum(last for _, last in steps) - sum(first for first, _ in steps) - max(last for _, last in steps)
 
@@ -286,6 +286,6 @@ def _mean(seconds: Sequence[float]) -> float | None:
     return math.fsum(seconds) / len(seconds) if seconds else None
 
 
-def _steps_text(steps: Sequence[tuple[int, int]]) -> str:
+def _steps_text(steps: Sequence[Sequence[int]]) -> str:
     text = ", ".join(f"{first} to {last}" for first, last in steps)
     return f"{len(steps)}, steps {text}; {n_repeated(steps)} steps repeated"

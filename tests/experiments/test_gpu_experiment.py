@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +15,9 @@ from scripts import ROOT, load_script
 torch = pytest.importorskip("torch")
 
 from real.cli import main  # noqa: E402
+from simdist.runs import calibrated, run_directory  # noqa: E402
 from simdist.scenario import loads  # noqa: E402
+from simdist.studies.validated_run import validate_run  # noqa: E402
 
 HERE = ROOT / "experiments" / "gpu"
 RECORDED = sorted((HERE / "results").glob("*.json"))
@@ -61,32 +64,49 @@ def rows_of(results: Path) -> list[dict]:
     return [row for part in document["parts"].values() for row in part["rows"]]
 
 
-def test_kept_runs_are_predicted_as_they_were(modules: dict[str, ModuleType], results: Path) -> None:
+def test_kept_runs_are_predicted_as_they_were(modules: dict[str, ModuleType], results: Path, tmp_path: Path) -> None:
     before = rows_of(results)
     assert modules["kept"].predict_again(results) == (2, [])
     assert rows_of(results) == before
     assert [(row["schedule"], row["ranks"], row["steps"]) for row in before] == [("sync", 4, 3), ("local-2", 4, 3)]
-    for row in before:
+    for row, name in zip(before, ("sync", "local-2"), strict=True):
+        found = validate_run(run_directory.read(tmp_path / "planned" / "runs" / name)).validation
+        assert row["simulated_ms"] == pytest.approx(1e3 * found.simulated_s / 3, rel=1e-9)
+        assert row["measured_ms"] == pytest.approx(1e3 * found.measured_s / 3, abs=1e-4)
+        assert row["overlap"] == pytest.approx(found.overlap, abs=1e-4, nan_ok=True)
         assert row["error"] == pytest.approx(row["simulated_ms"] / row["measured_ms"] - 1)
         assert {"forward", "backward", "optimize"} < row["operations"].keys()
         assert [each["channel"] for each in row["injected"]] == ["host"]
 
 
-def test_another_model_predicts_kept_runs_anew_and_leaves_what_was_measured(
+def test_another_model_predicts_the_rank_anew_among_the_peers_that_it_had(
     modules: dict[str, ModuleType], results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from simdist.runs import calibrated
-
-    def with_slower_links(run, machines, *, real):
-        cluster = run.scenario.cluster
-        network = cluster.network.model_copy(update={"latency_s": 1.0})
-        return run.scenario.model_copy(update={"cluster": cluster.model_copy(update={"network": network})})
-
     before = rows_of(results)
-    monkeypatch.setattr(calibrated, "simulated_scenario", with_slower_links)
-    assert modules["kept"].predict_again(results) == (2, [])
-    for row, old in zip(rows_of(results), before, strict=True):
-        assert row["simulated_ms"] > old["simulated_ms"] + 300
+    simulate = calibrated.price_run
+
+    def repriced(update):
+        def price_run(run, machines, *, real):
+            return simulate(
+                replace(run, scenario=run.scenario.model_copy(update=update(run.scenario))), machines, real=real
+            )
+
+        monkeypatch.setattr(calibrated, "price_run", price_run)
+        assert modules["kept"].predict_again(results) == (2, [])
+        return zip(rows_of(results), before, strict=True)
+
+    def slower_links(scenario):
+        network = scenario.cluster.network.model_copy(update={"latency_s": 1.0})
+        return {"cluster": scenario.cluster.model_copy(update={"network": network})}
+
+    for row, old in repriced(slower_links):
+        assert row == old
+
+    def slower_passes(scenario):
+        return {"workload": scenario.workload.model_copy(update={"forward_s": 0.103})}
+
+    for row, old in repriced(slower_passes):
+        assert row["simulated_ms"] > old["simulated_ms"] + 80
         assert row["measured_ms"] == old["measured_ms"]
         assert row["error"] == pytest.approx(row["simulated_ms"] / row["measured_ms"] - 1)
 

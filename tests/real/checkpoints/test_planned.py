@@ -125,6 +125,21 @@ def test_files_go_wherever_fsspec_can_write() -> None:
     assert fsspec.filesystem("memory").cat_file("/checkpoints/a.bin") == b"123"
 
 
+def test_only_the_newest_files_are_kept_beside_the_one_that_is_written(tmp_path: Path) -> None:
+    files, other = (CheckpointFiles(str(tmp_path), rank, ".bin", keep=2) for rank in (1, 0))
+    other.write_bytes(1, other.name(0))
+    for step in (9, 19, 29, 39):
+        files.write_bytes(1, files.name(step))
+    assert files.steps() == [19, 29, 39]
+    files.delete_old()
+    assert files.steps() == [29, 39]
+    assert other.steps() == [0]
+    assert files.has(29, rank=1)
+    assert files.read(29, rank=1)
+    with pytest.raises(RunError, match=r"step-000009-rank-00001.bin: cannot be read .* all ranks need to reach"):
+        files.read(9, rank=1)
+
+
 def test_what_cannot_be_written_names_rank_and_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match=r"file: cannot be made a folder: File exists"):

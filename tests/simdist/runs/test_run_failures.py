@@ -47,6 +47,7 @@ def test_failures_at_steps_are_by_attempt() -> None:
         ("effect: hang, at: [10 s], ranks: [1]", [StepFailure(0, 3, (1,), "hang")]),
         ("effect: flap, at: [10 s], ranks: [2], share: 0, lasts: 4 s", [StepFailure(0, 3, (2, 3), "pause", 4.0)]),
         ("effect: flap, at: [10 s], share: 0, lasts: 11 s", [StepFailure(0, 3, (0, 1), "hang")]),
+        ("effect: flap, at: [10 s], share: 50 %, lasts: 4 s", []),
         ("effect: planned, at: [10 s]", [StepFailure(0, 4, (0, 1, 2, 3), "planned")]),
         ("effect: planned, at: [10 s], notice: 1 s", [StepFailure(0, 3, (0, 1, 2, 3), "gone")]),
         (

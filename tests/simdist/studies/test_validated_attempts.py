@@ -44,3 +44,19 @@ def test_a_log_of_another_measurement_is_not_compared(tmp_path: Path) -> None:
     log = AttemptLog.load(tmp_path / ATTEMPTS)
     replace(log, run="another").save(tmp_path / ATTEMPTS)
     assert validate_run(run_directory.read(tmp_path)).attempts is None
+
+
+def test_an_attempt_that_ended_by_itself_ends_with_its_trace(tmp_path: Path) -> None:
+    known = validated(tmp_path).attempts
+    log = AttemptLog.load(tmp_path / ATTEMPTS)
+    replace(log, met=()).save(tmp_path / ATTEMPTS)
+    found = validate_run(run_directory.read(tmp_path)).attempts
+    assert known is not None
+    assert found is not None
+    assert found.measured_steps == known.measured_steps
+    assert [each.measured_s for each in found.categories] == pytest.approx(
+        [each.measured_s for each in known.categories], abs=1e-5
+    )
+    assert found.recovery is not None
+    assert (found.recovery.detect_s, found.recovery.timeout_s) == (None, None)
+    assert "attempts: 3, steps 0 to 15, 10 to 22, 20 to 30; 7 steps repeated" in found.text()
