@@ -187,7 +187,8 @@ def for_search(scenario: Scenario, failures: Failures, trained: SteadySchedule) 
     part = _ENOUGH_FAILURES / _LEAST_SEEDS / n_failures
     n_seeds = max(_LEAST_SEEDS, math.ceil(min(_ENOUGH_FAILURES / n_failures, _MOST_SEEDS)))
     if part < 1:
-        horizon_s, n_steps = trained.job.horizon_s, trained.job.n_steps
+        horizon_s = trained.job.horizon_s
+        n_steps = trained.job.n_steps
         shorter = replace(
             trained.job,
             horizon_s=None if horizon_s is None else horizon_s * part,
