@@ -23,7 +23,7 @@ from real.execution.running import MakeProgram, ProgramSpec
 from real.kernels.topk import KERNELS_FROM
 from real.models import TrainingJob
 from real.programs.base import Program
-from real.programs.binding import Binding
+from real.programs.binding import Binding, left_to_autograd
 from real.programs.emulated import EmulatedProgram
 from real.programs.module import ModuleProgram
 from real.programs.optimizers import takes_ratios
@@ -173,7 +173,7 @@ def buffers_of(plan: Plan, build: Build | None, *, with_data: bool) -> set[str]:
     """
     loaded = batch_buffers(plan) if with_data else set()
     if build is not None:
-        return loaded | Binding.buffers_of(plan)
+        return loaded | (Binding.buffers_of(plan) - left_to_autograd(plan).keys())
     sent = [op for body in plan.bodies for op in body if isinstance(op, ops.COLLECTIVES)]
     return loaded | {name for op in sent for name in (*ops.reads(op), *ops.writes(op))}
 

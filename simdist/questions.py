@@ -152,7 +152,7 @@ def simulate(
     return trace
 
 
-def tune(
+def tune(  # noqa: PLR0913 (one for each option)
     scenario: AnyScenario,
     *,
     global_every: int | None = None,
@@ -162,6 +162,7 @@ def tune(
     min_density: float | str | None = None,
     baseline: str | None = None,
     n_seeds: int | None = None,
+    counts_failures: bool = False,
 ) -> "Tuned":
     """Find the fastest schedule for a scenario, within limits.
 
@@ -174,6 +175,7 @@ def tune(
         min_density: Gradients may be sent in part, this share at least, such as 0.01 or `1%`. None: none is.
         baseline: Label or kind of the schedule that the others are compared with. None: the scenario's first.
         n_seeds: Fresh seeds of the finalists. None: 20, or 200 of a recording.
+        counts_failures: Whether the time of the whole job per step that counts decides, and not that of a step.
 
     Raises:
         ScenarioError: See `simdist.tuning.tuning.tune`.
@@ -189,7 +191,9 @@ def tune(
     limits = Constraints(most, tuple(pairs), memory_nbytes=memory)
     extras = Extras(min_density=_read("min_density", min_density, parse_fraction), allow=tuple(allow))
     seeds = _read("n_seeds", n_seeds, parse_whole)
-    tuned = tuning.tune(found, TuneOptions(limits, extras, baseline=baseline, n_seeds=seeds))
+    tuned = tuning.tune(
+        found, TuneOptions(limits, extras, baseline=baseline, n_seeds=seeds, counts_failures=counts_failures)
+    )
     warn_of(found.name, tuned.remarks)
     return tuned
 

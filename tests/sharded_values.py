@@ -11,7 +11,7 @@ from trainings import CPU, Training, execute, loss
 
 from real.buffers.memory import Memory
 from real.collectives.worlds import ProcessWorld, groups_of
-from real.programs.binding import Binding
+from real.programs.binding import Binding, left_to_autograd
 from real.programs.module import ModuleProgram
 from simdist.plan import Plan
 from simdist.plan.check import check
@@ -56,7 +56,7 @@ def by_sharded_plan(
     """Train on this rank; return the whole parameters, and bytes of buffers: all of them, the most held, those left."""
     rank = dist.get_rank()
     module, optimizer = training.make(rank)
-    memory = PoisonedMemory(plan, CPU, Binding.buffers_of(plan), begins_freed=True)
+    memory = PoisonedMemory(plan, CPU, Binding.buffers_of(plan) - left_to_autograd(plan).keys(), begins_freed=True)
     all_nbytes = sum(plan.buffer(name).nbytes for name in Binding.buffers_of(plan))
     world = ProcessWorld(groups_of(plan), timeout_s=30.0)
 

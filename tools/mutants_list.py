@@ -2833,6 +2833,86 @@ _REAL = (
     ),
 )
 
+_ATTEMPTS, _FILES = "simdist/runs/attempts.py", "simdist/runs/checkpointed_steps.py"
+_DRAWN_FAILURES = "simdist/scenario/failure_sampling.py"
+_TEST_ATTEMPTS = ("tests/simdist/runs/test_attempts.py", "tests/simdist/runs/test_attempts_step_by_step.py")
+_TEST_FILES = ("tests/simdist/runs/test_checkpointed_steps.py",)
+
+_FAILURES = (
+    Mutant(
+        "failures",
+        "corruption found late finds a file that is not kept",
+        _ATTEMPTS,
+        "self.steps.n_usable - n_files < keep",
+        "self.steps.n_usable - n_files <= keep",
+        _TEST_ATTEMPTS,
+    ),
+    Mutant(
+        "failures",
+        "a file is usable while it is being written",
+        _FILES,
+        "if self._pending is not None and self._pending_at_s <= self.now_s:",
+        "if self._pending is not None:",
+        _TEST_ATTEMPTS,
+    ),
+    Mutant(
+        "failures",
+        "a file does not wait for the one before",
+        _FILES,
+        "            begin_s = max(begin_s, self._pending_at_s)\n",
+        "            pass\n",
+        _TEST_FILES,
+    ),
+    Mutant(
+        "failures",
+        "nodes lost before an interrupted recovery are not replaced",
+        _ATTEMPTS,
+        "max(map(self._replaced, self.to_replace))",
+        "self._replaced(failure)",
+        _TEST_ATTEMPTS,
+    ),
+    Mutant(
+        "failures",
+        "replicas stay absent after all ranks start again",
+        _ATTEMPTS,
+        "        self.absent.clear()\n",
+        "",
+        _TEST_ATTEMPTS,
+    ),
+    Mutant(
+        "failures",
+        "a bad node that was replaced still fails more often",
+        _ATTEMPTS,
+        "return failure.is_excess and failure.first_node in self.nodes.replaced",
+        "return False",
+        _TEST_ATTEMPTS,
+    ),
+    Mutant(
+        "failures",
+        "alerts of a link never expire",
+        _ATTEMPTS,
+        " if at_s >= now_s - alerts.within_s]",
+        "]",
+        _TEST_ATTEMPTS,
+    ),
+    Mutant(
+        "failures",
+        "a failure comes back after another one has ended its attempt",
+        _ATTEMPTS,
+        "        if n_attempts == self.n_attempts:\n            self.fail(failure)",
+        "        if n_attempts:\n            self.fail(failure)",
+        _TEST_ATTEMPTS,
+    ),
+    Mutant(
+        "failures",
+        "chances of a failure depend on the failures before it",
+        _DRAWN_FAILURES,
+        "lane = self._n_drawn.get(which, 0)",
+        "lane = len(self._n_drawn)",
+        ("tests/simdist/scenario/test_failures.py",),
+    ),
+)
+
 MUTANTS = (
     *_PLAN,
     *_ENGINES,
@@ -2842,6 +2922,7 @@ MUTANTS = (
     *_CACHING,
     *_PROOF,
     *_SCENARIO,
+    *_FAILURES,
     *_PROFILES,
     *_WHATIF,
     *_STUDIES,

@@ -93,6 +93,12 @@ class Result:
         """Error of the total time."""
         return self.predicted_s / self.measured_s - 1
 
+    @property
+    def error_beyond_steps(self) -> float:
+        """Error of what the run takes beyond the steps that count, which mostly sleep."""
+        predicted_s, measured_s = self.categories["productive"]
+        return (self.predicted_s - predicted_s) / (self.measured_s - measured_s) - 1
+
 
 def scenario_of(case: Case, like: Scenario, recovery: Mapping[str, object]) -> Scenario:
     """Return the scenario of a case, with what recoveries take."""
@@ -213,10 +219,13 @@ def parts(results: Sequence[Result]) -> Iterator[str]:
 def overview(results: Sequence[Result]) -> str:
     """Say how large the errors are."""
     errors = [abs(each.error) for each in results]
+    beyond = [abs(each.error_beyond_steps) for each in results]
     n_same = sum([*map(list, each.predicted_attempts)] == [*map(list, each.measured_attempts)] for each in results)
     return (
         f"Of {len(results)} runs, the error of the total time is {statistics.median(errors):.1%} in the median and "
-        f"{max(errors):.1%} at worst. The attempts and repeated steps of {n_same} are exactly those predicted."
+        f"{max(errors):.1%} at worst. The attempts and repeated steps of {n_same} are exactly those predicted. "
+        f"Of the time beyond the steps that count, which mostly sleep, the error is {statistics.median(beyond):.1%} in "
+        f"the median and {max(beyond):.1%} at worst."
     )
 
 

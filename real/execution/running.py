@@ -54,7 +54,7 @@ class RunReport:
         makespan_s: From the common start to the end of the last operation.
         clock_ahead_s, clock_uncertainty_s: Lead of each rank's clock over rank 0's, and its uncertainty: at the start,
             at the end.
-        buffers_nbytes: Peak bytes of the plan's buffers on each rank.
+        buffers_nbytes: Peak bytes of the plan's buffers on each rank, without gradients that autograd has.
         allocated_nbytes: Peak bytes of all tensors on each rank's GPU (`torch.cuda.max_memory_allocated`). Null on
             CPUs.
         selections: By buffer, how rank 0 finds its largest entries: `torch.topk`; by `groups` on a CPU; by `kernels` of

@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from real.buffers.lives import short_lived
 from real.buffers.memory import TORCH_DTYPES, Memory
 from real.buffers.transforms import Transform
 from simdist.errors import PlanError, RunError
@@ -71,7 +72,9 @@ class Binding:
                 self._fill_slice(name, home)
             self._lay(home)
         self.gathered_dtype = self._parameters[-1].dtype if self._parameters else torch.float32
-        self.buckets = GradientBuckets({name: self._places(plan.buffer(name)) for name in grads})
+        left = {name: dst for name, dst in left_to_autograd(plan).items() if name not in memory and dst in memory}
+        self.buckets = GradientBuckets({name: self._places(plan.buffer(name)) for name in grads}, left)
+        self._copies = {name: self._parts_of(dst, plan.buffer(name)) for name, dst in left.items()}
         self._laid = {name: self.parameters_of(home) for name, home in self._homes_of.items()}
         rated = (name for op in all_ops if isinstance(op, ops.TrustRatios) for name in op.grads)
         updates = dict.fromkeys((*(name for op in inner for name in op.grads), *rated))
@@ -94,6 +97,13 @@ class Binding:
         while more := [ends for ends in copies if len(needed.intersection(ends)) == 1]:
             needed.update(*more)
         return needed
+
+    def copy_gradients(self, op: ops.Copy) -> bool:
+        """Copy a bucket from the gradients that autograd has, if they make it up. Tell whether they do."""
+        if op.src not in self._copies:
+            return False
+        self.buckets.copy(op.src, self._copies[op.src])
+        return True
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
@@ -271,8 +281,12 @@ class Binding:
 
     def _views(self, buffer: Buffer) -> list[Tensor]:
         """Return the part of a buffer for each of its tensors, in the tensor's shape; padding is left out."""
-        with self._memory.lent([buffer.name]):  # torch makes no part of a tensor without memory
-            return self._parts(self._memory.dense(buffer.name), buffer)
+        return self._parts_of(buffer.name, buffer)
+
+    def _parts_of(self, name: str, like: Buffer) -> list[Tensor]:
+        """Return the part of a buffer for each tensor of one that it is like."""
+        with self._memory.lent([name]):  # torch makes no part of a tensor without memory
+            return self._parts(self._memory.dense(name), like)
 
     def _parts(self, flat: Tensor, buffer: Buffer) -> list[Tensor]:
         """Return the part of a flat tensor for each tensor of the buffer that it is like."""
@@ -304,26 +318,53 @@ def homes_of(plan: Plan) -> dict[str, Buffer]:
     return homes
 
 
+def left_to_autograd(plan: Plan) -> dict[str, str]:
+    """Return the buckets that need no memory, each with the buffer to which the plan copies it.
+
+    Autograd has the gradients until then. Nothing adds to these buckets, and nothing else reads them. Without this,
+    gradient and bucket would be in memory at a time.
+    """
+    found: dict[str, str] = {}
+    other: set[str] = set()
+    for body in plan.bodies:
+        written: set[str] = set()
+        for op in body:
+            match op:
+                case ops.Backward() if not op.adds and op.dst not in written:
+                    written.add(op.dst)
+                case ops.Copy() if op.src in written and found.get(op.src, op.dst) == op.dst:
+                    found[op.src] = op.dst
+                    written.remove(op.src)
+                case _:
+                    other.update((*ops.reads(op), *ops.writes(op)))
+        other |= written
+    return {name: dst for name, dst in found.items() if name in short_lived(plan) - other}
+
+
 class GradientBuckets:
     """Moves gradients into buckets, and reports when the next one is complete.
 
     Args:
         parts: Bucket -> its parameters, each with its place in the bucket. With None, the gradient stays in autograd,
             and the bucket is complete at the end of the pass.
+        left: Buckets whose gradients stay in autograd until `copy`. They are complete when all gradients have arrived.
     """
 
-    def __init__(self, parts: Mapping[str, Sequence[tuple[nn.Parameter, Tensor | None]]]) -> None:
+    def __init__(
+        self, parts: Mapping[str, Sequence[tuple[nn.Parameter, Tensor | None]]], left: Collection[str] = ()
+    ) -> None:
         self._parts = parts
+        self._left_to_autograd = frozenset(left)
         self._missing: dict[str, set[int]] = {}
         self._left: list[ops.Backward] = []
         self._closed: set[str] = set()  # buckets that were completed without waiting for all of their gradients
-        self._unused: list[tuple[Tensor, Tensor]] = []
+        self._unused: list[tuple[Tensor, Tensor | None]] = []
         self._complete: Callable[[], object] = _nothing
         self._handles = [
             parameter.register_post_accumulate_grad_hook(partial(self._arrived, bucket, number))
             for bucket, members in parts.items()
             for number, (parameter, place) in enumerate(members)
-            if place is not None
+            if place is not None or bucket in self._left_to_autograd
         ]
 
     def release(self) -> None:
@@ -367,7 +408,7 @@ class GradientBuckets:
     def skip_unused(self) -> None:
         """Remove the gradients of parameters that no rank has used, after the plan has averaged them."""
         for parameter, place in self._unused:
-            if not place.any() and place.signbit().all():
+            if place is not None and not place.any() and place.signbit().all():
                 parameter.grad = None
         self._unused = []
 
@@ -388,6 +429,8 @@ class GradientBuckets:
         """
         for number, (parameter, place) in enumerate(self._parts[bucket.dst]):
             if place is None:
+                if bucket.dst in self._left_to_autograd and parameter.grad is None:
+                    self._unused.append((parameter, place))
                 continue
             if parameter.grad is None and (missing is None or number in missing):
                 if not bucket.adds:
@@ -395,6 +438,15 @@ class GradientBuckets:
                     self._unused.append((parameter, place))
                 _give(parameter, place)
             _bring(parameter, place, adds=bucket.adds)
+
+    def copy(self, bucket: str, parts: Sequence[Tensor]) -> None:
+        """Copy the gradients of a bucket that autograd has, and free them; negative zeros for missing ones."""
+        for (parameter, _), part in zip(self._parts[bucket], parts, strict=True):
+            if parameter.grad is None:
+                part.fill_(-0.0)
+            else:
+                part.copy_(parameter.grad)
+                parameter.grad = None
 
     def _arrived(self, bucket: str, number: int, parameter: Tensor) -> None:
         """Take the gradient of a parameter, in autograd."""

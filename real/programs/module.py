@@ -156,6 +156,8 @@ class ModuleProgram(Program):
         """Copy a batch to the device, a buffer of parameters or gradients, or other contents of a checkpoint."""
         if not op.by.is_first(self._rank):
             return
+        if self._binding.copy_gradients(op):
+            return
         if op.dst in self._memory:
             transforms.copy(self._memory, op, rank=self._rank)
         elif not self._saves.copy(op):

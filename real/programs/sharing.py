@@ -127,7 +127,7 @@ class SharedUpdate:
         """Record the gradients that the user sees, if the update uses other ones, and the unused parameters."""
         self._unused = self._binding.buckets.unused
         hidden = self._buckets if self.hides(op) else ()
-        self._seen = {name: self._memory.dense(name)._version for name in hidden}
+        self._seen = {name: self._memory.dense(name)._version for name in hidden if name in self._memory}
 
     def is_stale(self) -> bool:
         """Tell whether gradients have changed since they were recorded."""

@@ -15,7 +15,7 @@ from simdist.settings.base import shown
 from simdist.settings.units import parse_factor, parse_fraction, parse_nbytes, parse_option
 from simdist.studies.imported_facts import facts_record, facts_text, not_compared
 from simdist.tuning import Constraints, Extras, TuneOptions, tune
-from simdist.tuning.answer import search_remarks
+from simdist.tuning.answer import as_searched, search_remarks
 from simdist.tuning.candidates import permits, tried_kinds
 from simdist.tuning.tuning import usual_global_every
 
@@ -66,6 +66,9 @@ class _Declared(click.Option):
     "--evaluations", type=common.positive, metavar="N", help="Maximum candidates to try; 100 if there are over 200."
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Random seed of the search.")
+@click.option(
+    "--failures", "counts_failures", is_flag=True, help="Let the whole job under failures decide, not its steps."
+)
 @click.option("--task", type=common.file_name, metavar="FILE|NAME", help="With --target: the task, as for learn.")
 @click.option(
     "--learning-rates", metavar="F,...", help="With --target: factors on its learning rate to try, e.g. 0.5,1,2."
@@ -114,11 +117,13 @@ def command(  # noqa: PLR0913 (one for each option)
     extras = Extras(only, density, allow, passes, every, checkpoint_mode)
     every_all = global_every or usual_global_every(scenario, more["baseline"])
     wanted = TuneOptions(Constraints(every_all, tuple(map(_pair, group_every)), *most), extras, **more)
+    if asked.target is not None and wanted.counts_failures:
+        raise ScenarioError("--failures with --target: the time to a target has no failures: write one of them")
     if (facts := scenario.imported) and (sentence := not_compared(scenario)):
         document = {"scenario": scenario.name, "change": False, "outcome": "not compared", "verdict": sentence}
         session.result(document | {"where": facts_record(facts)}, f"{facts_text(facts)}\n\n{sentence}.")
         return 0
-    session.remark(name, search_remarks(scenario, every_all))
+    session.remark(name, search_remarks(as_searched(scenario, counts_failures=wanted.counts_failures), every_all))
     if asked.target is not None:
         scenario = scenario.changed(steps=asked.steps or scenario.steps)
         _to_target(session, scenario, wanted, asked, learning_rates)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from simdist.runs.building import dataset
 from simdist.runs.memory import may_not_fit, surely_fits
 from simdist.scenario import Recorded, Scenario
-from simdist.settings.base import picked, plural
+from simdist.settings.base import picked, plural, unchecked_copy
 from simdist.settings.units import format_nbytes, format_seconds
 from simdist.studies import comparison
 from simdist.studies.columns import (
@@ -125,6 +125,14 @@ class Searched:
         return min((each.step_s for each in self.too_slow), default=None)
 
 
+def as_searched(scenario: Scenario, *, counts_failures: bool) -> Scenario:
+    """Return the scenario that a search simulates: with failures, months of checkpoints are counted instead."""
+    return unchecked_copy(scenario, checkpoint=None) if counts_failures else scenario
+
+
+_OF_JOB = "step times are the time of the whole job per step that counts, with recoveries and repeated steps"
+
+
 @dataclass(frozen=True, repr=False)
 class Tuned:
     """Result of a search.
@@ -137,6 +145,7 @@ class Tuned:
         verdict: Whether to change, and why.
         search: Results of the search.
         per: Unit of times: seconds per step, or per micro-batch.
+        counts_failures: Whether these are seconds of the whole job per step that counts.
     """
 
     scenario: Scenario
@@ -146,6 +155,7 @@ class Tuned:
     verdict: Verdict
     search: Searched
     per: Literal["step", "micro-batch"] = "step"
+    counts_failures: bool = False
 
     @property
     def baseline(self) -> Finalist:
@@ -156,14 +166,16 @@ class Tuned:
     def remarks(self) -> tuple[Remark, ...]:
         """What to know beside the table: remarks on the scenario and the search, then on the finalists."""
         rows = [each.row for each in self.finalists]
+        searched = as_searched(self.scenario, counts_failures=self.counts_failures)
         found = [
-            *remarks_as_run(self.scenario),
-            *search_remarks(self.scenario, self.constraints.global_every),
+            *remarks_as_run(searched),
+            *search_remarks(searched, self.constraints.global_every),
             *facet_remarks(self.runs.scenario, rows),
             *(each for each in self.runs.remarks if not each.is_of_inputs),
             *chance_remarks(chances_of(self.runs.scenario, rows[0].seeds), [each.measured for each in self.finalists]),
             *comparison.too_few_seeds(rows),
             *self._memory_remarks(),
+            *([Remark("result", _OF_JOB)] if self.counts_failures else []),
             *self._not_modelled(),
         ]
         return tuple(dict.fromkeys(found))

@@ -5,8 +5,9 @@ seen. Only the second numbers are reported as results.
 """
 
 import math
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import Literal
 
@@ -18,17 +19,18 @@ from simdist.errors import ScenarioError
 from simdist.runs.building import Built, in_steps
 from simdist.runs.memory import not_counted
 from simdist.scenario import AnyScenario, Scenario, load
+from simdist.scenario.checkpoint import CheckpointSettings
 from simdist.scenario.sampling import run_seeds
 from simdist.schedules import Schedule, Sync
-from simdist.settings.base import plural
+from simdist.settings.base import plural, unchecked_copy
 from simdist.settings.units import format_nbytes, format_seconds
 from simdist.studies import measuring
-from simdist.studies.comparison import find_baseline, find_label
+from simdist.studies.comparison import find_baseline, find_label, steps_in
 from simdist.studies.draws import with_draws
 from simdist.studies.known_delays import corrected
 from simdist.studies.measuring import ScheduleTimes
 from simdist.studies.resampling import longest_period, runs_of
-from simdist.tuning.answer import Searched, Tuned
+from simdist.tuning.answer import Searched, Tuned, as_searched
 from simdist.tuning.bounds import least_chain_step_s, least_step_s
 from simdist.tuning.candidates import Candidate, Extras
 from simdist.tuning.constraints import Constraints, broken
@@ -59,6 +61,7 @@ class TuneOptions:
         n_search_seeds: Seeds of the search.
         evaluations: Most candidates to evaluate; all if there are no more. None: all if there are few, 100 if many.
         seed: Seed of the search's sampler.
+        counts_failures: Whether the time of the whole job per step that counts decides, and not that of a step.
     """
 
     constraints: Constraints
@@ -68,6 +71,7 @@ class TuneOptions:
     n_search_seeds: int = 5
     evaluations: int | None = None
     seed: int = 0
+    counts_failures: bool = False
 
     @property
     def per(self) -> Literal["step", "micro-batch"]:
@@ -99,6 +103,9 @@ def simulate_candidates(
         PlanError: The baseline does not fit the cluster.
     """
     base = _baseline_of(scenario, wanted.baseline)
+    _check_failures(scenario, wanted)
+    files = scenario.checkpoint
+    scenario = as_searched(scenario, counts_failures=wanted.counts_failures)
     scenario = in_steps(scenario, base)  # files are as many steps apart under every schedule
     constraints = wanted.constraints
     _check_global_every(scenario, constraints.global_every)
@@ -115,6 +122,8 @@ def simulate_candidates(
         return 1 if wanted.per == "step" else its.workload.micro_batches
 
     def times_s(its: Scenario, built: Built) -> NDArray[np.float64]:
+        if wanted.counts_failures:
+            return _job_s(unchecked_copy(its, checkpoint=files), built, n_step_seeds=n_seeds) / n_parts(its)
         return measuring.step_times_s(its, built, n_seeds=n_seeds) / n_parts(its)
 
     def by_lanes_s(its: Scenario, built: Built) -> float:
@@ -123,7 +132,8 @@ def simulate_candidates(
     def by_chains_s(its: Scenario, built: Built) -> float:
         return least_chain_step_s(built.plan, built.costs) / n_parts(its)
 
-    evaluator = Evaluator(runs, constraints, times_s, (by_lanes_s, by_chains_s) if skips else ())
+    bounds = (by_lanes_s, by_chains_s) if skips and not wanted.counts_failures else ()
+    evaluator = Evaluator(runs, constraints, times_s, bounds)
     baseline = evaluator.baseline(base)
     tried, is_complete = _tried(found, evaluator, budget, wanted.seed, progress)
     evaluated = tuple(each for each in tried if isinstance(each, Evaluated))
@@ -227,24 +237,72 @@ def tune(scenario: AnyScenario, wanted: TuneOptions | None = None, *, progress: 
     found = simulate_candidates(scenario, wanted, progress=progress)
     drawn = found.runs.scenario
     n_fresh = wanted.n_seeds or (_SEEDS_OF_A_RECORDING if found.runs.recording else _SEEDS)
-    n_seeds, n_search_seeds = (n_fresh, wanted.n_search_seeds) if drawn.is_random else (1, 1)
+    is_random = drawn.is_random or wanted.counts_failures
+    n_seeds, n_search_seeds = (n_fresh, wanted.n_search_seeds) if is_random else (1, 1)
     fresh = found.runs.from_seed(*run_seeds(drawn.seed, 1, first=n_search_seeds))
     again = [found.nearest] if found.nearest else finalists(found.evaluated, found.baseline.schedule)
 
     def measure_again(its: Scenario, built: Built) -> ScheduleTimes:
         if progress:
             progress(f"fresh seeds: {built.schedule.name}", next(numbers), len(again) + 1)
-        return _simulated(wanted, its, built, n_seeds)
+        return _simulated(wanted, its, built, n_seeds, scenario.checkpoint)
 
     numbers = iter(range(len(again) + 1))
     shown = measure_finalists(fresh, wanted.constraints, found.baseline, again, measure_again)
-    return Tuned(scenario, wanted.constraints, fresh, tuple(shown), verdict(fresh, shown), found, wanted.per)
+    return Tuned(
+        scenario,
+        wanted.constraints,
+        fresh,
+        tuple(shown),
+        verdict(fresh, shown),
+        found,
+        wanted.per,
+        counts_failures=wanted.counts_failures,
+    )
 
 
-def _simulated(wanted: TuneOptions, scenario: Scenario, built: Built, n_seeds: int) -> ScheduleTimes:
+def _simulated(
+    wanted: TuneOptions, scenario: Scenario, built: Built, n_seeds: int, files: CheckpointSettings | None
+) -> ScheduleTimes:
     found = measuring.measure(scenario, built, n_seeds=n_seeds)
     found = corrected(scenario, built, with_draws(scenario, built, found, quiet=True))
+    if wanted.counts_failures:
+        whole = unchecked_copy(scenario, checkpoint=files)
+        job_s = _job_s(whole, built, n_step_seeds=n_seeds, seeds=run_seeds(scenario.seed, n_seeds))
+        found = replace(found, step_s=job_s, drawn={}, uncorrected=None, unseen_s=0.0)
     return found if wanted.per == "step" else found.divided(scenario.workload.micro_batches)
+
+
+def _job_s(
+    scenario: Scenario, built: Built, *, n_step_seeds: int, seeds: Sequence[int] | None = None
+) -> NDArray[np.float64]:
+    """Return the seconds of the whole job per step that counts, with failures of some seeds, `[n_seeds]`.
+
+    Args:
+        scenario: The scenario, with failures.
+        built: One of its schedules.
+        n_step_seeds: Seeds of the steps.
+        seeds: Of the failures; None: as many as a search needs.
+    """
+    from simdist.studies.suffering import search_seeds, steady, suffer
+
+    failures = scenario.failures
+    assert failures is not None
+    trained = steady(scenario, built.schedule, partial(steps_in, schedule=built.schedule, n_seeds=n_step_seeds))
+    some = search_seeds(scenario, failures, trained.job) if seeds is None else seeds
+    return np.asarray(1 / suffer(failures, trained, some).trained_per_s)
+
+
+def _check_failures(scenario: Scenario, wanted: TuneOptions) -> None:
+    """Refuse to count failures if there are none, or no end of the job."""
+    if not wanted.counts_failures:
+        return
+    if scenario.failures is None or scenario.train_for is None:
+        lacks = "failures" if scenario.failures is None else "train_for"
+        raise ScenarioError(f"{scenario.name}: --failures: the scenario has no {lacks}: write it")
+    if wanted.extras.checkpoint_every or wanted.extras.checkpoint_mode:
+        hint = "`simdist goodput` finds the best interval, and `simdist sweep` compares modes"
+        raise ScenarioError(f"{scenario.name}: --failures with --checkpoint-every or --checkpoint-mode: {hint}")
 
 
 def _baseline_of(scenario: Scenario, name: str | None) -> Schedule:

@@ -119,7 +119,7 @@ def test_denials_of_what_exists_and_new_limits_are_noticed(sentence, reason) -> 
         ({"disturbance": "transient"}, True),
         ({"disturbance": "failure"}, False),
         ({"key": "gpus_per_node"}, True),
-        ({"key": "launch"}, True),
+        ({"key": "launches"}, True),
         ({"key": "num_workers"}, True),
         ({"key": "cpu_offload"}, False),
         ({"recorded": "experiments/gpu/results/*.json"}, True),

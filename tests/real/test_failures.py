@@ -72,7 +72,6 @@ def gone(attempt: int, step: int, rank: int = 0) -> StepFailure:
     return StepFailure(attempt, step, (rank,), "gone")
 
 
-@pytest.mark.sentinel
 def test_deaths_give_the_attempts_of_ezpz(tmp_path: Path) -> None:
     """300 steps, a checkpoint every 25, deaths at 60, 145 and 240: resumed from 50, 125, 225.
 
@@ -191,6 +190,7 @@ def test_validate_compares_attempts_and_where_time_goes(tmp_path: Path, capsys: 
     assert "attempts: 3, steps 0 to 15, 10 to 22, 20 to 30; 7 steps repeated" in call(capsys, "validate", path).out
 
 
+@pytest.mark.sentinel
 def test_files_after_silent_corruption_are_not_used(tmp_path: Path) -> None:
     text = SLEEPING.replace("steps: 300", "steps: 40").replace("every: 25", "every: 10")
     corruption = StepFailure(0, 35, (0,), "gone", resume_before=30)

@@ -1,15 +1,18 @@
 """A model in the buffers of a plan, on one rank without others."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from real.buffers.memory import Memory
 from real.checkpoints.rank_state import carried_buffers
-from real.programs.binding import Binding, GradientBuckets, trained_parameters
+from real.programs.binding import Binding, GradientBuckets, left_to_autograd, trained_parameters
 from simdist.errors import RunError
 from simdist.plan import Backward
-from simdist.schedules import Job, Sync
+from simdist.schedules import FSDP, Job, Sync
+from simdist.schedules.units import ModelUnit
 
 CPU = torch.device("cpu")
 
@@ -76,6 +79,32 @@ def test_autograds_own_gradient_is_freed_before_the_plan_goes_on() -> None:
     binding.buckets.expect(buckets, lambda: is_freed.append(torch.UntypedStorage._expired(arrived[0])))
     model(torch.tensor([1, 2])).sum().backward()
     assert is_freed == [True]
+
+
+def test_gradients_of_units_that_are_reduced_after_each_pass_need_no_bucket() -> None:
+    job = Job(2, 2, 1, tensor_counts=(6, 4), tensor_rows=(3, 2), units=(ModelUnit(0, 1), ModelUnit(1, 2)))
+    assert left_to_autograd(FSDP().plan(job)) == {"grad.0": "ready.0", "grad.1": "ready.1"}
+    twice = replace(job, micro_batches=2)
+    assert left_to_autograd(FSDP().plan(twice)) == {"grad.0": "ready.0", "grad.1": "ready.1"}
+    assert left_to_autograd(FSDP(accumulation="local").plan(twice)) == {}
+    assert left_to_autograd(Sync().plan(job)) == {}
+
+
+def test_gradients_left_to_autograd_are_copied_once_and_freed() -> None:
+    used, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))
+    buckets = GradientBuckets({"bucket": [(used, None), (unused, None)]}, ["bucket"])
+    completed: list[set[torch.Tensor]] = []
+    buckets.expect([Backward(("loss",), "bucket")], lambda: completed.append(buckets.unused))
+    (used * 3).sum().backward()
+    assert completed == []
+    buckets.finish()
+    assert completed == [{unused}]
+    parts = [torch.full((2,), torch.nan), torch.full((3,), torch.nan)]
+    buckets.copy("bucket", parts)
+    assert parts[0].tolist() == [3.0, 3.0]
+    assert parts[1].signbit().all()
+    assert not parts[1].any()
+    assert used.grad is None
 
 
 def test_gradients_that_come_before_the_turn_of_their_bucket_are_added_too() -> None:
