@@ -22,7 +22,7 @@ from simdist.errors import RunError
 from simdist.schedules import LocalSGD
 
 if TYPE_CHECKING:
-    from transformers import Trainer, TrainerCallback
+    from transformers import Trainer, TrainerCallback, TrainingArguments
 
 QUIET = {
     "logger": False,
@@ -147,9 +147,24 @@ def samples(n_samples: int) -> list[dict[str, Tensor]]:
     ]
 
 
+def arguments(folder: Path, **options: object) -> "TrainingArguments":
+    """Return arguments of a short training on a CPU."""
+    from transformers import TrainingArguments
+
+    return TrainingArguments(
+        output_dir=str(folder),
+        use_cpu=True,
+        max_steps=N_STEPS,
+        per_device_train_batch_size=5,
+        report_to=[],
+        disable_tqdm=True,
+        **options,
+    )
+
+
 def trainer(way: str, folder: Path) -> None:
     """Trains in processes of a node. Accumulates and clips gradients."""
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer
 
     from real.frameworks.transformers import follow
 
@@ -157,17 +172,7 @@ def trainer(way: str, folder: Path) -> None:
         module = Classifier()
         made = Trainer(
             model=module,
-            args=TrainingArguments(
-                output_dir=str(folder),
-                use_cpu=True,
-                max_steps=N_STEPS,
-                per_device_train_batch_size=5,
-                gradient_accumulation_steps=2,
-                learning_rate=0.01,
-                report_to=[],
-                save_strategy="no",
-                disable_tqdm=True,
-            ),
+            args=arguments(folder, gradient_accumulation_steps=2, learning_rate=0.01, save_strategy="no"),
             train_dataset=samples(240),
         )
         if wrapped:
@@ -199,24 +204,12 @@ def saving_trainer(
     module: nn.Module, folder: Path, callback: "TrainerCallback", *, every: int, **options: object
 ) -> "Trainer":
     """Return a Trainer with a callback that saves and evaluates every few steps, and has other options besides."""
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer
 
+    how = {"learning_rate": 0.1, "optim": "sgd", "save_steps": every, "eval_strategy": "steps", "eval_steps": every}
     return Trainer(
         model=module,
-        args=TrainingArguments(
-            output_dir=str(folder),
-            use_cpu=True,
-            max_steps=N_STEPS,
-            per_device_train_batch_size=5,
-            learning_rate=0.1,
-            optim="sgd",
-            report_to=[],
-            save_steps=every,
-            eval_strategy="steps",
-            eval_steps=every,
-            disable_tqdm=True,
-            **options,
-        ),
+        args=arguments(folder, **how, **options),
         train_dataset=samples(240),
         eval_dataset=samples(20),
         callbacks=[callback],

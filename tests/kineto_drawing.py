@@ -1,9 +1,14 @@
 """Traces drawn by hand, event by event, in milliseconds."""
 
 import json
+import random
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from simdist.errors import TraceError
+from simdist.profiles.steps.model import RankProfile
+from simdist.profiles.steps.ranks import profile_rank
 
 MAIN, AUTOGRAD, GLOO = 100, 101, (180, 181)
 COMPUTE_STREAM, SIDE_STREAM, NCCL_STREAM = 7, 9, 20
@@ -131,3 +136,17 @@ def draw_step(
         draw.op("aten::item", updates + 1.1, at + 90.3)
         draw.gpu("Memcpy DtoH (Device -> Pageable)", updates + 1.2, at + 90, at + 90.1, cat="gpu_memcpy")
         draw.call("cudaStreamSynchronize", updates + 1.3, at + 90.2)
+
+
+def profile_without_some_events(draw: Drawing, rng: random.Random, folder: Path) -> tuple[RankProfile | None, str]:
+    """Remove events at random. Return what is read of the others, or None and why it is refused."""
+    gone = rng.sample(sorted({event["name"] for event in draw.events}), rng.randrange(4))
+    lost = rng.random() * 0.3
+    draw.events = [event for event in draw.events if event["name"] not in gone and rng.random() > lost]
+    path = draw.write(folder)
+    try:
+        return profile_rank(path), ""
+    except TraceError as error:
+        refusal = str(error)
+    assert refusal.startswith(f"{path}: ")
+    return None, refusal.removeprefix(f"{path}: ")

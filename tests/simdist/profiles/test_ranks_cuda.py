@@ -5,10 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kineto_drawing import ALL_REDUCE, AUTOGRAD, GPU, MAIN, NCCL_STREAM, SIDE_STREAM, TOLD, Drawing, draw_step
+from kineto_drawing import (
+    ALL_REDUCE,
+    AUTOGRAD,
+    GPU,
+    MAIN,
+    NCCL_STREAM,
+    SIDE_STREAM,
+    TOLD,
+    Drawing,
+    draw_step,
+    profile_without_some_events,
+)
 from kineto_traces import DIALECTS, Delay, Truth, simulate, write_job
 
-from simdist.errors import TraceError
 from simdist.profiles.steps.model import RankProfile, RankStep
 from simdist.profiles.steps.ranks import profile_rank
 from simdist.profiles.steps.step_parts import StepPart
@@ -416,17 +426,9 @@ def test_trace_with_events_missing_is_read_or_refused(tmp_path: Path, seed: int)
     draw = Drawing(GPU)
     for number in range(3):
         draw_step(draw, number, reads_loss=rng.random() < 0.5)
-    gone = rng.sample(sorted({event["name"] for event in draw.events}), rng.randrange(4))
-    lost = rng.random() * 0.3
-    draw.events = [event for event in draw.events if event["name"] not in gone and rng.random() > lost]
-    path = draw.write(tmp_path)
-    refusal = ""
-    try:
-        profile = profile_rank(path)
-    except TraceError as error:
-        refusal = str(error)
-    if refusal:
-        assert refusal.startswith(f"{path}: ")
+    profile, refusal = profile_without_some_events(draw, rng, tmp_path)
+    if profile is None:
+        assert refusal
         return
     assert profile.steps
     assert_adds_up(profile)
