@@ -1,4 +1,4 @@
-"""One rank alone: its passes are calibrated in the step, and plans of one rank are simulated and performed.
+"""One rank alone: its passes and small operations are calibrated in steps, then plans are simulated and performed.
 
 What such a plan takes is what the rank itself does: passes, updates, small kernels, and the host that launches them.
 A row per model and schedule, whose run is kept.

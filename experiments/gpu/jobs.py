@@ -20,8 +20,8 @@ PER_NODE = 8
 CPUS: common.Row = {
     "fabric": {"latency": "50 us", "bandwidth": "2 GB/s"},
     "network": {"latency": "100 us", "bandwidth": "1 GB/s"},
-    "device": {"name": "CPU", "memory_bandwidth": "10 GB/s", "host_bandwidth": "10 GB/s"},
 }
+ONE_GPU = "one-gpu.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +56,41 @@ def preset() -> str | None:
 
 
 def cluster(part: common.Part, n_ranks: int) -> common.Row:
-    """Return a cluster of so many GPUs, by its data sheet.
+    """Return a cluster of so many GPUs: links by its data sheet, copies and small operations as measured on this one.
 
     Raises:
-        PartError: No preset has this GPU.
+        PartError: No preset has this GPU, or the measurement failed.
     """
-    shape: common.Row = {"nodes": max(1, n_ranks // PER_NODE), "gpus_per_node": min(PER_NODE, n_ranks)}
-    if part.dry_run:
-        return CPUS | shape
-    name = preset()
-    if name is None:
+    name = None if part.dry_run else preset()
+    if name is None and not part.dry_run:
         raise common.PartError(f"no cluster preset has this GPU; there are {', '.join(CLUSTERS)}")
-    return {"preset": name} | shape
+    shape: common.Row = {"nodes": max(1, n_ranks // PER_NODE), "gpus_per_node": min(PER_NODE, n_ranks)}
+    return ({"preset": name} if name else CPUS) | shape | _one_gpu(part)
+
+
+def _one_gpu(part: common.Part) -> common.Row:
+    """Return the keys of a cluster that one GPU and its host tell, measured unless an earlier part has.
+
+    Raises:
+        PartError: The measurement failed.
+    """
+    import yaml
+
+    path = part.kept / ONE_GPU
+    if not path.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            measured = Path(folder, ONE_GPU)
+            command = ("one_gpu", measured, "--backend", backend(part), "--device", part.device)
+            common.ranks(command, 1, ranks_per_node=1, timeout_s=60.0)
+            _keep(measured, path)
+    found: common.Row = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _keep(file: Path, path: Path) -> None:
+    """Keep a file that was measured."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
 
 
 def workload(part: common.Part, job: Job) -> Path:
@@ -82,8 +105,7 @@ def workload(part: common.Part, job: Job) -> Path:
             measured = Path(folder, "workload.yaml")
             command = ("real.calibrate", *measured_by(part, job), "--workload", measured)
             common.ranks(command, 1, ranks_per_node=1, timeout_s=60.0)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(measured.read_text(encoding="utf-8"), encoding="utf-8")
+            _keep(measured, path)
     return path
 
 

@@ -1,8 +1,8 @@
 """One real rank in a job of 8, 64 or 512, whose other ranks are simulated, without and with stragglers.
 
-Passes are those that `alone` has calibrated, links those of the data sheet: a collective takes as long as simulated, so
-the network is not tested. A row per number of ranks, trouble and schedule, whose run is kept, and a row each without
-the copies by which the kernels of collectives slow down computing (`channels` 0).
+Passes and small operations are those that `alone` has calibrated, links those of the data sheet. A collective takes as
+long as simulated, so the network is not tested. A row per number of ranks, trouble and schedule, whose run is kept, and
+a row each without the copies by which the kernels of collectives slow down computing (`channels` 0).
 """
 
 import tempfile

@@ -30,9 +30,9 @@ from simdist.studies.suffering import (
     SteadySchedule,
     Suffered,
     best_interval,
+    for_search,
     policies,
     scaled,
-    search_seeds,
     steady,
     suffer,
     time_between_failures_s,
@@ -516,8 +516,7 @@ def _row(
     price: float | None,
 ) -> GoodputRow:
     trained, failures = pair
-    some = search_seeds(scenario, failures, trained.job)
-    best_steps = best_interval(failures, trained, some)
+    best_steps = best_interval(failures, *for_search(scenario, failures, trained))
     best = suffer(failures, trained.with_interval(best_steps), seeds) if best_steps else None
     return GoodputRow(
         trained=trained,
@@ -550,8 +549,7 @@ def _curves(
     points: list[list[RatePoint]] = [[] for _ in rows]
     for factor in FACTORS:
         changed = [(trained, scaled(failures, factor)) for trained, failures in pairs]
-        some = search_seeds(scenario, changed[at][1], pairs[at][0].job)
-        found = [suffer(failures, trained, some) for trained, failures in changed]
+        found = [suffer(failures, *for_search(scenario, failures, trained)) for trained, failures in changed]
         base = float(found[at].trained_per_s.mean())
         for number, (trained, failures) in enumerate(changed):
             between_s = time_between_failures_s(failures, trained.job)

@@ -178,12 +178,24 @@ def young_s(failures: Failures, trained: SteadySchedule) -> float | None:
     return math.sqrt(2 * between_s * trained.costs.stall_s)
 
 
-def search_seeds(scenario: Scenario, failures: Failures, suffering: LongJob) -> list[int]:
-    """Return the seeds that a search needs: as many as meet enough failures together."""
-    length_s = suffering.horizon_s or (suffering.n_steps or 0) * suffering.step_s
-    n_failures = length_s / time_between_failures_s(failures, suffering)
-    n_needed = math.ceil(min(_ENOUGH_FAILURES / n_failures, _MOST_SEEDS)) if n_failures else _LEAST_SEEDS
-    return run_seeds(scenario.seed, max(_LEAST_SEEDS, n_needed))
+def for_search(scenario: Scenario, failures: Failures, trained: SteadySchedule) -> tuple[SteadySchedule, list[int]]:
+    """Return a job and seeds that meet enough failures for a search: a shorter job, or more seeds."""
+    length_s = trained.job.horizon_s or (trained.job.n_steps or 0) * trained.job.step_s
+    n_failures = length_s / time_between_failures_s(failures, trained.job)
+    if not n_failures:
+        return trained, run_seeds(scenario.seed, _LEAST_SEEDS)
+    part = _ENOUGH_FAILURES / _LEAST_SEEDS / n_failures
+    n_seeds = max(_LEAST_SEEDS, math.ceil(min(_ENOUGH_FAILURES / n_failures, _MOST_SEEDS)))
+    if part < 1:
+        horizon_s = trained.job.horizon_s
+        n_steps = trained.job.n_steps
+        shorter = replace(
+            trained.job,
+            horizon_s=None if horizon_s is None else horizon_s * part,
+            n_steps=None if n_steps is None else math.ceil(n_steps * part),
+        )
+        trained = replace(trained, job=shorter)
+    return trained, run_seeds(scenario.seed, n_seeds)
 
 
 def best_interval(failures: Failures, trained: SteadySchedule, seeds: Sequence[int]) -> int | None:

@@ -284,13 +284,13 @@ def _job_s(
         n_step_seeds: Seeds of the steps.
         seeds: Of the failures; None: as many as a search needs.
     """
-    from simdist.studies.suffering import search_seeds, steady, suffer
+    from simdist.studies.suffering import for_search, steady, suffer
 
     failures = scenario.failures
     assert failures is not None
     trained = steady(scenario, built.schedule, partial(steps_in, schedule=built.schedule, n_seeds=n_step_seeds))
-    some = search_seeds(scenario, failures, trained.job) if seeds is None else seeds
-    return np.asarray(1 / suffer(failures, trained, some).trained_per_s)
+    met = for_search(scenario, failures, trained) if seeds is None else (trained, seeds)
+    return np.asarray(1 / suffer(failures, *met).trained_per_s)
 
 
 def _check_failures(scenario: Scenario, wanted: TuneOptions) -> None:

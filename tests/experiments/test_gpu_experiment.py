@@ -212,12 +212,17 @@ def test_one_gpu_is_too_few_and_an_older_nccl_shares_none(
 
 @pytest.mark.parametrize("name", ["dgx-h100", "dgx-h200", "dgx-b200", "dgx-a100", "v100x8-25gbit", "gcp-t4x4-32gbit"])
 def test_every_known_gpu_has_a_cluster_for_all_plans(
-    modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, name: str
+    modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     jobs = modules["nccl"].jobs
+    measured = {
+        "device": {"memory_bandwidth": "1 TB/s", "host_bandwidth": "50 GB/s", "floors": {"select": "30 us"}},
+        "host": {"launches": {"select": "100 us"}},
+    }
+    (tmp_path / jobs.ONE_GPU).write_text(yaml.safe_dump(measured), encoding="utf-8")
     assert name in jobs.CLUSTERS.values()
     monkeypatch.setattr(jobs, "preset", lambda: name)
-    part = modules["common"].Part(lambda row: None, False, HERE)
+    part = modules["common"].Part(lambda row: None, False, tmp_path)
     for n_ranks in (1, 2, 8, 64, 512):
         rank = min(3, n_ranks - 1)
         late = jobs.troubles(n_ranks, rank, "50 ms")["device, late by 50 ms"]
@@ -230,6 +235,8 @@ def test_every_known_gpu_has_a_cluster_for_all_plans(
         }
         scenario = loads(yaml.safe_dump(document))
         assert scenario.cluster.world_size == n_ranks
+        assert scenario.cluster.device.memory_bandwidth_Bps == 1e12
+        assert scenario.cluster.host.launches.select_s == 1e-4
         assert len(scenario.schedules) == (6 if n_ranks > 1 else 4)
 
 
