@@ -13,6 +13,7 @@ and stages follow one another. `simdist.cost.algorithms` and `Topology` decide w
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import TypeAlias, final, overload
 
 import numpy as np
@@ -412,9 +413,23 @@ def used_by(transfers: Sequence[Transfer]) -> Iterator[tuple[NDArray[np.int64], 
     if isinstance(transfers, AlikeTransfers):
         yield from transfers.used()
         return
-    for number, transfer in enumerate(transfers):
-        for at, stage in enumerate(transfer.stages):
-            yield np.array([number]), at, stage, stage.resources[np.newaxis]
+    first = 0
+    for looks, run in groupby(transfers, _look):
+        alike_ones = tuple(run)
+        numbers = np.arange(first, first + len(alike_ones))
+        first += len(alike_ones)
+        for place in range(len(looks)):
+            stages = [each.stages[place] for each in alike_ones]
+            yield numbers, place, stages[0], np.stack([stage.resources for stage in stages])
+
+
+def _look(transfer: Transfer) -> tuple[tuple[float, bytes, bytes], ...]:
+    """Return what stages have in common with others that differ in resources only."""
+    return tuple((each.latency_s, each.nbytes.tobytes(), _together(each)) for each in transfer.stages)
+
+
+def _together(stage: Stage) -> bytes:
+    return b"" if stage.together_nbytes is None else stage.together_nbytes.tobytes()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ span. Groups that share no link may be in different steps.
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from heapq import heappop, heappush
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,7 @@ _MOST_INSTANCES = 300_000  # in a span
 _MOST_RATES = 65_536  # combinations of transfers kept
 _MOST_PARTITIONS = 256  # kept
 _MOST_WORKS = 8  # partitions for which it is kept what operations do
-_MOST_STATES = 512  # kept, with their rows
+_MOST_STATE_VALUES = 25_000_000  # times of states kept, 200 MB
 _MOST_WALKED = 100_000  # instances of a plan that is kept with its patterns
 _MOST_VALUES = 8_000_000  # times of spans kept
 _BLOCK = 32  # instances with times that are spread over ranks at once
@@ -391,25 +391,62 @@ class _Told:
         return float(self.times_s[2].max(initial=0.0))
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Ends:
+    """When an instance ended on each rank, by kinds of ranks: there are far fewer kinds than ranks.
+
+    Args:
+        of_kinds_s: On each kind, `[n_kinds]`.
+        kinds: Of each rank, `[world_size]`.
+    """
+
+    of_kinds_s: _Times
+    kinds: NDArray[np.int64]
+
+    def of_ranks_s(self) -> _Times:
+        """Return when it ended on each rank, `[world_size]`."""
+        return self.of_kinds_s[self.kinds]
+
+    def at(self, ranks: NDArray[np.int64]) -> _Times:
+        """Return when it ended on some ranks."""
+        return self.of_kinds_s[self.kinds[ranks]]
+
+    def later(self, by_s: float) -> "_Ends":
+        """Return the same, with times that count from a later moment."""
+        return _Ends(self.of_kinds_s - by_s, self.kinds)
+
+    def equals(self, other: "_Ends") -> bool:
+        """Return whether all ranks end at the same times."""
+        if self.kinds is other.kinds:
+            return np.array_equal(self.of_kinds_s, other.of_kinds_s)
+        return np.array_equal(self.of_ranks_s(), other.of_ranks_s())
+
+
 @dataclass(frozen=True, slots=True)
 class _State:
     """What a span needs to know of those before it. Times count from the moment `base_s` of the run.
 
     Args:
         base_s: See above.
-        end_s: Ends of earlier instances that later ones may come after, `[world_size]`, by how far back they lie.
+        end_s: Ends of earlier instances that later ones may come after, by how far back they lie.
         free_s: When each lane is free, `[world_size]`, by name.
         idle_from_s: When the last transfer on each link that others may want has ended, or later, `[n_links]`.
     """
 
     base_s: float
-    end_s: dict[int, _Times]
+    end_s: dict[int, _Ends]
     free_s: dict[str, _Times]
     idle_from_s: _Times
 
+    @property
+    def n_values(self) -> int:
+        """How many times it holds."""
+        of_kinds = sum(each.of_kinds_s.size for each in self.end_s.values())
+        return of_kinds + sum(each.size for each in self.free_s.values()) + self.idle_from_s.size
+
     def later(self, by_s: float) -> "_State":
         """Return the same state, with times that count from a later moment."""
-        end_s = {back: each - by_s for back, each in self.end_s.items()}
+        end_s = {back: each.later(by_s) for back, each in self.end_s.items()}
         free_s = {lane: each - by_s for lane, each in self.free_s.items()}
         return _State(self.base_s + by_s, end_s, free_s, self.idle_from_s - by_s)
 
@@ -417,8 +454,11 @@ class _State:
         """Return whether a state is the same from its moment on."""
         if not np.array_equal(self.idle_from_s, other.idle_from_s):
             return False
-        pairs = (self.end_s, other.end_s), (self.free_s, other.free_s)
-        return all(_equal(ours, theirs) for ours, theirs in pairs)
+        if self.end_s.keys() != other.end_s.keys() or self.free_s.keys() != other.free_s.keys():
+            return False
+        if not all(np.array_equal(each, other.free_s[lane]) for lane, each in self.free_s.items()):
+            return False
+        return all(each.equals(other.end_s[back]) for back, each in self.end_s.items())
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -567,8 +607,8 @@ class Courses:
         self._own = list(rows.values())
         self._rates: _Table[int, _Rates] = _Table(_MOST_PARTITIONS)
         self._courses: _Table[tuple[object, ...], _Course] = _Table(_MOST_VALUES)
-        self._done: _Table[tuple[object, ...], _SpanDone] = _Table(_MOST_STATES)
-        self._again: _Table[tuple[object, ...], tuple[_State, _SpanDone]] = _Table(_MOST_STATES)
+        self._done: _Table[tuple[object, ...], _SpanDone] = _Table(_MOST_STATE_VALUES)
+        self._again: _Table[tuple[object, ...], tuple[_State, _SpanDone]] = _Table(_MOST_STATE_VALUES)
         self._works: _Table[Partition, dict[int, _KindWork]] = _Table(_MOST_WORKS)
         self._has_begun = False
 
@@ -592,7 +632,8 @@ class Courses:
         key = id(before.end_s), id(before.free_s), id(before.idle_from_s), pattern.key, rows
         known = self._again.get(key)
         if known is None:
-            known = self._again.keep(key, (before, self._simulate(steps, pattern, delays_s, before)))
+            known = before, self._simulate(steps, pattern, delays_s, before)
+            self._again.keep(key, known, before.n_values)
         like, done = known
         return done.moved(before.base_s - like.base_s)
 
@@ -615,7 +656,7 @@ class Courses:
             tasks = _tasks(steps, partition, self._costs, self._works_of(partition))
             events = _Events(tasks, index, partition, self._rates_of(partition))
             for back in pattern.needed:
-                events.ends[index - back] = before.end_s[back][firsts].tolist()
+                events.ends[index - back] = before.end_s[back].at(firsts).tolist()
             course = events.run({lane: each[firsts].tolist() for lane, each in free_s.items()})
             self._courses.keep(key, course, 3 * course.times_s[0].size)
         after = self._after(pattern, before, course, partition)
@@ -631,7 +672,7 @@ class Courses:
         self, pattern: _Pattern, before: _State, free_s: dict[str, _Times], delays_s: list[_Times]
     ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         """Return the different ways to begin a span, and the way of each rank."""
-        rows = [*self._own, *(before.end_s[back] for back in pattern.needed), *free_s.values(), *delays_s]
+        rows = [*self._own, *(before.end_s[back].of_ranks_s() for back in pattern.needed), *free_s.values(), *delays_s]
         distinct, begins = np.unique(_colours(rows, self._world_size), return_inverse=True)
         return distinct, begins
 
@@ -656,7 +697,7 @@ class Courses:
         known = self._done.get(key)
         if known is not None and known.after.equals(done.after):
             return replace(known.moved(done.base_s - known.base_s), by_s=done.by_s)
-        return self._done.keep(key, done)
+        return self._done.keep(key, done, done.after.n_values)
 
     def _partition(self, begins: NDArray[np.int64]) -> Partition:
         found = self._symmetry.partition(begins)
@@ -685,15 +726,11 @@ class Courses:
         n = len(kinds_end_s)
         of_ranks = partition.of_ranks
         end_s = {back + n: row for back, row in before.end_s.items() if back + n <= pattern.furthest}
-        end_s |= {back: kinds_end_s[-back][of_ranks] for back in pattern.kept}
+        end_s |= {back: _Ends(kinds_end_s[-back], of_ranks) for back in pattern.kept}
         free_s = dict(before.free_s)
         free_s |= {lane: kinds_end_s[number][of_ranks] for lane, number in pattern.lasts.items()}
         ended_s = np.maximum(before.idle_from_s, course.last_end_s[partition.of_links])
         return _State(before.base_s, end_s, free_s, np.maximum(ended_s, course.begin_s))
-
-
-def _equal(ours: Mapping[Any, _Times], theirs: Mapping[Any, _Times]) -> bool:
-    return ours.keys() == theirs.keys() and all(np.array_equal(row, theirs[key]) for key, row in ours.items())
 
 
 def _tasks(
