@@ -60,8 +60,8 @@ def meet_over_nccl() -> None:
     dist.is_nccl_available = lambda: True
     torch.cuda.set_device = lambda device: None
 
-    def init_process_group(kinds: str | None = None, *others: object, **given: object) -> None:
-        print(kinds, given.pop("device_id", None))
+    def init_process_group(backend: str | None = None, *others: object, **given: object) -> None:
+        print(backend, given.pop("device_id", None))
         make("gloo", *others, **given)
 
     dist.init_process_group = init_process_group
