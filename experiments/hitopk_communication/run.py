@@ -19,6 +19,7 @@ from simdist.cost.plain import linear_s, plain_ring_s
 from simdist.report import print_tables, write_tables
 from simdist.runs.building import build
 from simdist.scenario import Link, Scenario, load
+from simdist.scenario.workload import WorkloadLaunches
 from simdist.schedules import Schedule
 from simdist.studies.comparison import Row, compare
 from simdist.studies.measuring import measure
@@ -56,7 +57,8 @@ def named(scenario: Scenario, label: str) -> Schedule:
 
 def nothing_but(scenario: Scenario, schedule: Schedule) -> Scenario:
     """Return one step of a schedule that computes nothing, so that it takes as long as its communication."""
-    free = scenario.workload.model_copy(update={"forward_s": 1e-12, "backward_s": 0.0, "optimize_s": 0.0})
+    nothing = {"launches": WorkloadLaunches(), "forward_s": 1e-12, "backward_s": 0.0, "optimize_s": 0.0}
+    free = scenario.workload.model_copy(update=nothing)
     return scenario.changed(workload=free, schedules=[schedule], steps=1)
 
 

@@ -9,7 +9,7 @@ from simdist.errors import ScenarioError
 from simdist.scenario.loading import Part, read_part
 from simdist.scenario.strict_yaml import BASES
 from simdist.scenario.workload import TIMES, unmeasured
-from simdist.settings.base import Settings, SettingsGroup, nearest, refuse, shown, stated
+from simdist.settings.base import Settings, SettingsGroup, key_of, nearest, refuse, shown, stated
 
 PresetKind: TypeAlias = Literal["clusters", "workloads", "scenarios"]
 
@@ -165,7 +165,7 @@ def _read_file(part: Part, name: object, folder: Path) -> dict[str, object]:
 
 
 def _merged(base: dict[str, object], overrides: dict[str, object]) -> dict[str, object]:
-    replaced = {rival for key in overrides for rival in _RIVALS.get(key, ())}
+    replaced = {rival for key in overrides for rival in _RIVALS.get(key_of(key), ())}  # keys, or attributes
     merged = {key: item for key, item in base.items() if key not in replaced}
     for key, item in overrides.items():
         below = merged.get(key)

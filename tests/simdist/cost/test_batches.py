@@ -104,6 +104,14 @@ def test_a_time_written_over_a_preset_leaves_out_what_was_measured_with_the_othe
     assert presets._merged({"launches": "2 ms"}, {"forward": "3 ms"}) == {"forward": "3 ms"}
 
 
+@pytest.mark.parametrize("seconds", [{"forward": "1 ms"}, {"forward_s": 1e-3}])
+def test_a_time_under_its_key_or_its_attribute_leaves_out_the_launches_of_a_preset(seconds: dict[str, object]) -> None:
+    workload = {"preset": "resnet50", "batch_size": 32}
+    base = {"cluster": "ideal", "schedules": ["sync"], "steps": 1}
+    assert load(base | {"workload": workload}).workload.launches.passes_s > 0
+    assert load(base | {"workload": workload | seconds}).workload.launches.passes_s == 0
+
+
 # ---------------------------------------------------------------- doubts
 
 
