@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import AfterValidator, Field, model_validator
 
 from simdist.scenario.cluster import Cluster
+from simdist.scenario.effects import Uses
 from simdist.settings.base import Fault, Settings, nearest, refuse, shown
 from simdist.settings.units import Factor, Fraction, RatePerSecond, Seconds, Whole
 
@@ -317,6 +318,12 @@ class Failures(Settings):
         """Yield what does not fit the cluster."""
         for i, cause in enumerate(self.causes):
             yield from ((("causes", i, *place), message) for place, message in cause.cluster_faults(cluster))
+
+    def unused(self, _: Uses) -> Iterator[str]:
+        """Yield a sentence if the policy has no nodes that it could take."""
+        if self.on_failure == "spare" and not self.spares:
+            hint = "write failures.spares, e.g. 2, or on_failure: restart"
+            yield f"failures.on_failure has no effect: without spares all ranks start again, as with restart: {hint}"
 
     @property
     def is_random(self) -> bool:

@@ -509,7 +509,7 @@ class Scenario(Settings):
         """Yield a sentence for each setting that has no effect."""
         uses = self.uses
         checkpoint = None if self.failures else self.checkpoint  # failures count it beyond the simulated steps
-        for part in (self.host, self.input, checkpoint, self.cluster, self.workload):
+        for part in (self.host, self.input, checkpoint, self.failures, self.cluster, self.workload):
             if part is not None:
                 yield from part.unused(uses)
         yield from self._unused_between(uses)

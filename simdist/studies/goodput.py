@@ -357,7 +357,14 @@ class GoodputStudy(list[GoodputRow]):
     @property
     def remarks(self) -> tuple[Remark, ...]:
         """What to know beside the table."""
-        return (*remarks_of(self.scenario), *_of_recovery(self.scenario), *_of_rows(self), *_of_curves(self))
+        return (
+            *remarks_of(self.scenario),
+            *_of_recovery(self.scenario),
+            *_of_missing_checkpoints(self),
+            *_of_corruption(self),
+            *_of_rows(self),
+            *_of_curves(self),
+        )
 
     def document(self) -> dict[str, object]:
         """Return the study as JSON.
@@ -572,6 +579,25 @@ def _of_recovery(scenario: Scenario) -> Iterator[Remark]:
     if missing:
         text = f"failures.recovery: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not stated, and so 0 s"
         yield Remark("assumption", text, "failures.recovery")
+
+
+def _of_missing_checkpoints(study: GoodputStudy) -> Iterator[Remark]:
+    """Say that steps are lost because no checkpoint has them."""
+    if study.scenario.checkpoint is None and any(row.suffered.mean(lambda each: each.n_repeated) for row in study):
+        lost = "checkpoint: none is written, so that a failure that ends an attempt loses all steps before it"
+        yield Remark("assumption", f"{lost}: write checkpoint, e.g. {{every: 1 h, what: state}}", "checkpoint")
+
+
+def _of_corruption(study: GoodputStudy) -> Iterator[Remark]:
+    """Say which corruption the job does not live to see found."""
+    assert study.scenario.failures is not None
+    longest_s = max(float(row.suffered.total_s.max()) for row in study)
+    for i, cause in enumerate(study.scenario.failures.causes):
+        if cause.effect == "corruption" and cause.found_after_s is not None and cause.found_after_s >= longest_s:
+            place = f"failures.causes[{i}].found_after"
+            after = f"{place}: corruption is found after {format_duration(cause.found_after_s)}"
+            lost = f"the job lasts {format_duration(longest_s)}, so that it is never found and costs nothing"
+            yield Remark("accuracy", f"{after}, and {lost}: write less, or a longer train_for", place)
 
 
 def _of_rows(rows: Sequence[GoodputRow]) -> Iterator[Remark]:

@@ -4,6 +4,7 @@ Every answer has one list of them, `remarks`, in the same words whoever asks. Co
 frames carry it in their `attrs`, pages and notebooks show it. The functions of `import simdist` also warn.
 """
 
+import math
 import re
 import textwrap
 import warnings
@@ -184,12 +185,16 @@ def _derived(scenario: Scenario) -> Iterator[str]:
 
 
 def _checkpoint_steps(scenario: Scenario, every: Elapsed) -> str:
-    """Say how many steps of each schedule are the time between checkpoints."""
+    """Say how many steps of each schedule are the time between checkpoints.
+
+    Whether one is due within the simulated steps matters if nothing counts them beyond these, as failures do.
+    """
+    n_steps = math.inf if scenario.failures else scenario.steps
     found = []
     for schedule in scenario.schedules:
         with naming(scenario.name):
             its = in_steps(scenario, schedule).checkpoint
         steps = its.every if its and isinstance(its.every, int) else 0
-        missing = f", none within {scenario.steps:,} steps" if steps > scenario.steps else ""
+        missing = f", none within {n_steps:,} steps" if steps > n_steps else ""
         found.append(f"{steps:,} steps of {schedule.name}{missing}")
     return f"checkpoint: every {format_duration(every.seconds)} is every {'; '.join(found)}"

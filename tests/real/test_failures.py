@@ -129,10 +129,12 @@ def assert_equal(one: object, other: object) -> None:
         case torch.Tensor():
             assert torch.equal(one, other)
         case dict():
+            assert isinstance(other, dict)
             assert one.keys() == other.keys()
             for key, value in one.items():
                 assert_equal(value, other[key])
         case list() | tuple():
+            assert isinstance(other, list | tuple)
             assert len(one) == len(other)
             for value, its in zip(one, other, strict=True):
                 assert_equal(value, its)

@@ -60,9 +60,9 @@ def meet_over_nccl() -> None:
     dist.is_nccl_available = lambda: True
     torch.cuda.set_device = lambda device: None
 
-    def init_process_group(kinds: str, *, device_id: object = None, **given: object) -> None:
-        print(kinds, device_id)
-        make("gloo", **given)
+    def init_process_group(backend: str | None = None, *others: object, **given: object) -> None:
+        print(backend, given.pop("device_id", None))
+        make("gloo", *others, **given)
 
     dist.init_process_group = init_process_group
     for backend in ("auto", "gloo"):

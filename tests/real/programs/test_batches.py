@@ -1,5 +1,8 @@
 """Each pass of each step has a batch of its own."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 import pytest
 import torch
 from pretended import GPU, Cuda, Stream
@@ -42,29 +45,38 @@ class Copies:
         monkeypatch.setattr(Stream, "record_event", lambda stream: [*self.streams][-1])
         monkeypatch.setattr(Stream, "wait_event", lambda stream, event: self.waits.append((stream, event)))
 
-    def on_host(self, number: int) -> object:
-        copies = self
+    def batch(self, number: int) -> tuple["OnHost", "OnHost"]:
+        return OnHost(number, self), OnHost(number, self)
 
-        class OnHost:
-            def to(self, device: torch.device, non_blocking: bool) -> OnDevice:
-                assert (device, non_blocking) == (GPU, True)
-                copies.streams[number] = copies.cuda.current
-                return OnDevice(number)
 
-        return OnHost()
+@dataclass(frozen=True)
+class OnHost:
+    """A tensor of a pass on the host."""
+
+    number: int
+    copies: Copies
+
+    def to(self, device: torch.device, non_blocking: bool) -> OnDevice:
+        assert (device, non_blocking) == (GPU, True)
+        self.copies.streams[self.number] = self.copies.cuda.current
+        return OnDevice(self.number)
+
+
+def on_device(batch: Iterable[object]) -> list[OnDevice]:
+    return [each for each in batch if isinstance(each, OnDevice)]
 
 
 def test_the_next_batch_is_copied_beside_the_pass_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     copies = Copies(monkeypatch)
     plan = Sync().plan(Job(world_size=1, ranks_per_node=1, n_steps=3, tensor_counts=(4,), micro_batches=2))
-    batches = PassBatches(plan, lambda number: (copies.on_host(number),) * 2, None, GPU)
+    batches = PassBatches(plan, copies.batch, None, GPU)
     computing = copies.cuda.default
     for number in range(6):
-        batch = batches.next((), number // 2)
+        batch = on_device(batches.next((), number // 2))
         assert [each.number for each in batch] == [number] * 2
         assert all(each.used_on == [computing] for each in batch)
         assert copies.waits[-1] == (computing, number)
         assert [*copies.streams] == [*range(min(number + 2, 6))], "the batch behind the last one does not exist"
     assert computing not in copies.streams.values()
     assert len({*copies.streams.values()}) == 1
-    assert [each.number for each in batches.next((), 1)] == [2, 2], "as a job that resumes"
+    assert [each.number for each in on_device(batches.next((), 1))] == [2, 2], "as a job that resumes"

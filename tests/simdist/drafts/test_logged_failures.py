@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commandline import call
@@ -37,7 +38,7 @@ def torchrun(code: int, minutes: int = 90) -> str:
     )
 
 
-def init(capsys, folder: Path, *texts: str) -> tuple[scenario.Scenario, dict[str, object], str]:
+def init(capsys, folder: Path, *texts: str) -> tuple[scenario.Scenario, dict[str, Any], str]:
     """Write a scenario from logs; return it, the answer, and its text."""
     paths = [folder / f"log{i}.txt" for i in range(len(texts))]
     for path, text in zip(paths, texts, strict=True):

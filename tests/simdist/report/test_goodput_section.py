@@ -36,9 +36,8 @@ def page(tmp_path, capsys):
 def test_runs_whose_job_fails_are_shown_with_their_goodput(page) -> None:
     text, path = page(JOB + FAILING)
     assert 'id="goodput"' in text
-    rows = goodput(load(Path(path))).document()["rows"]
-    for row in rows:
-        assert f"{100 * row['goodput']:.1f} ±" in text
+    for row in goodput(load(Path(path))):
+        assert f"{100 * row.goodput:.1f} ±" in text
     assert "what failures took" in text
 
 

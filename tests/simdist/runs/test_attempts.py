@@ -19,7 +19,7 @@ def failing(*causes: dict, **others: object) -> Failures:
 
 
 def job(**others: object) -> LongJob:
-    return LongJob(**{"step_s": 1.0, "n_nodes": 4, "gpus_per_node": 2, "n_steps": 300, **others})  # type: ignore[arg-type]
+    return LongJob(**{"step_s": 1.0, "n_nodes": 4, "gpus_per_node": 2, "n_steps": 300, **others})
 
 
 def suffered(failures: Failures, of: LongJob, seed: int = 0) -> Goodput:
@@ -266,7 +266,7 @@ def test_a_file_survives_what_its_place_survives() -> None:
         ("node", rack, 0),
         ("all", rack, 90),
     ):
-        files = Checkpoints(30, survives=survives)  # type: ignore[arg-type]
+        files = Checkpoints(30, survives=survives)
         assert suffered(failing(cause), job(checkpoints=files)).n_repeated == 100 - resumed, (survives, cause)
 
 

@@ -10,6 +10,7 @@ from simdist.errors import ScenarioError
 from simdist.scenario import dump, loads
 from simdist.scenario.failure_sampling import FailureChances, failures_at_steps, failures_of
 from simdist.scenario.failures import Failures
+from simdist.scenario.warnings import warnings_of
 from simdist.settings.units import parse_rate, parse_seconds
 from simdist.studies.uncertainty import quantities
 
@@ -109,6 +110,15 @@ def test_what_makes_no_sense_is_refused_at_its_place(before: str, after: str, me
     with pytest.raises(ScenarioError) as error:
         loads(BASE + CAUSES.replace(before, after))
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("spares", ["", "  spares: 0\n"])
+def test_spare_without_spares_has_no_effect(spares: str) -> None:
+    assert warnings_of(loads(BASE + CAUSES)) == ()
+    assert warnings_of(loads(BASE + CAUSES.replace("  spares: 2\n", spares))) == (
+        "failures.on_failure has no effect: without spares all ranks start again, as with restart: write "
+        "failures.spares, e.g. 2, or on_failure: restart",
+    )
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,56 @@ def test_recovery_that_is_not_stated_is_said_to_count_as_nothing():
     )
 
 
+def remarks_at(place, study):
+    return [str(each) for each in study.remarks if each.place == place]
+
+
+def test_checkpoints_of_the_long_job_need_not_be_due_within_the_simulated_steps():
+    study = goodput(job(checkpoint="{every: 1 h, size: 30 GB}"), n_seeds=1)
+    assert remarks_at("checkpoint", study) == ["checkpoint: every 1 h is every 3,600 steps of sync"]
+
+
+@pytest.mark.parametrize("train_for", ["10 days", "864000"])
+def test_corruption_that_nobody_lives_to_find_is_named(train_for):
+    """Steps take 1 s, and files 30 s more after each 600 steps: 864,000 steps are 10.5 days."""
+    causes = "[{cause: gpu, of: job, rate: 1 per day, effect: corruption, found_after: FOUND}]"
+    failing = f"{{causes: {causes}}}"
+    late, soon = (
+        goodput(job(failing.replace("FOUND", after), train_for=train_for), n_seeds=2) for after in ("11 days", "1 h")
+    )
+    place = "failures.causes[0].found_after"
+    length = "10.5" if train_for == "864000" else "10"
+    assert remarks_at(place, late) == [
+        f"{place}: corruption is found after 11 days, and the job lasts {length} days, so that it is never found and "
+        "costs nothing: write less, or a longer train_for"
+    ]
+    assert only(late).causes["gpu"].lost_s == 0
+    assert remarks_at(place, soon) == []
+    assert only(soon).causes["gpu"].lost_s > 0
+
+
+def test_steps_that_are_lost_for_want_of_checkpoints_are_said_to_be():
+    failing = "{causes: [{cause: gpu, effect: process, at: [AT]}]}"
+    lost, kept, never = (
+        goodput(job(failing.replace("AT", at), checkpoint=checkpoint), n_seeds=1)
+        for at, checkpoint in (("5 days", None), ("5 days", "{every: 600, size: 1 GB}"), ("30 days", None))
+    )
+    assert remarks_at("checkpoint", lost) == [
+        "checkpoint: none is written, so that a failure that ends an attempt loses all steps before it: write "
+        "checkpoint, e.g. {every: 1 h, what: state}"
+    ]
+    assert remarks_at("checkpoint", kept) == remarks_at("checkpoint", never) == []
+
+
+@pytest.mark.parametrize("when", ["of: job, rate: 0 per day", "at: [30 days]"])
+def test_causes_that_never_strike_are_shown_to_take_nothing(when):
+    causes = f"[{{cause: gpu, of: job, rate: 1 per day, effect: process}}, {{cause: never, effect: process, {when}}}]"
+    study = goodput(job(f"{{causes: {causes}}}"), n_seeds=2, price_per_gpu_hour=2.0)
+    (shown,) = ((columns, records) for title, columns, records in study.tables() if title == "what failures took")
+    columns, (_, never) = shown
+    assert [each.cell(never) for each in columns] == ["sync", "restart", "never", "0.0", "0 s", "0 %", "$ 0"]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
