@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias, final
 
 from simdist.errors import ScenarioError, naming
@@ -159,9 +160,9 @@ class GoodputRow:
         return float(self.suffered.goodput.mean())
 
     @property
-    def speedup(self) -> float:
-        """Trained per second, over the baseline."""
-        return float(self.suffered.trained_per_s.mean() / self.base.trained_per_s.mean())
+    def speedup(self) -> float | None:
+        """Trained per second, over the baseline; None if that trains nothing."""
+        return _over(self.suffered, self.base)
 
     @property
     def shares(self) -> dict[Category, float]:
@@ -203,7 +204,8 @@ class GoodputRow:
             goodput_ci95 (list or null): `[low, high]`, 95 % confidence, with several seeds.
             difference (float): Of goodput to the baseline's, with the same failures.
             difference_ci95 (list or null): Likewise.
-            speedup (float): Trained per second / that of the baseline. Steps count with the share of their samples.
+            speedup (float or null): Trained per second / that of the baseline, null if that trains nothing. Steps count
+                with the share of their samples.
             speedup_ci95 (list or null): Likewise.
             steps, job_s (float): Steps that count, and time of the job.
             money (float): Only with a price: cost of the job, spare nodes included.
@@ -238,7 +240,7 @@ class GoodputRow:
             "difference": float(differences.mean()),
             "difference_ci95": mean_interval(differences),
             "speedup": ratio,
-            "speedup_ci95": ratio_interval(ratio, trained, self.base.trained_per_s),
+            "speedup_ci95": None if ratio is None else ratio_interval(ratio, trained, self.base.trained_per_s),
             **self._of_length(),
             "step_s": self.trained.job.step_s,
             "calm_step_s": self.trained.job.calm_step_s,
@@ -264,13 +266,13 @@ class RatePoint:
         factor: Of the scenario's rates.
         between_failures_s: Mean time between failures that end an attempt.
         goodput: Mean over the seeds of the curve.
-        speedup: Trained per second, over the baseline at the same rates.
+        speedup: Trained per second, over the baseline at the same rates; None if that trains nothing.
     """
 
     factor: float
     between_failures_s: float
     goodput: float
-    speedup: float
+    speedup: float | None
 
     def record(self) -> dict[str, object]:
         """Return the point as JSON.
@@ -278,7 +280,8 @@ class RatePoint:
         Columns:
             factor, between_failures_s (float): Factor of the scenario's rates; mean time between failures that end an
                 attempt.
-            goodput, speedup (float): As in "Goodput of a schedule".
+            goodput (float): As in "Goodput of a schedule".
+            speedup (float or null): Likewise.
         """
         return {
             "factor": self.factor,
@@ -306,13 +309,21 @@ class RateCurve:
 
         Between two points, the speed-up's logarithm is taken as a line over that of the rate.
         """
-        for left, right in zip(self.points, self.points[1:], strict=False):
-            a, b = (math.log(each.speedup) for each in (left, right))
-            if a * b < 0:
-                place = a / (a - b)
-                logs = [math.log(each.between_failures_s) for each in (left, right)]
-                return math.exp(logs[0] + place * (logs[1] - logs[0]))
+        gains = self._gains()
+        for (left_s, left), (right_s, right) in pairwise(gains):
+            if left * right < 0:
+                place = left / (left - right)
+                return math.exp(math.log(left_s) + place * (math.log(right_s) - math.log(left_s)))
         return None
+
+    @property
+    def is_ahead_at_last(self) -> bool:
+        """Whether more is trained than by the baseline where failures are most frequent."""
+        return self._gains()[-1][1] > 0
+
+    def _gains(self) -> list[tuple[float, float]]:
+        """Return the time between failures and the speed-up's logarithm, where both train something."""
+        return [(each.between_failures_s, math.log(each.speedup)) for each in self.points if each.speedup]
 
     def record(self) -> dict[str, object]:
         """Return the curve as JSON.
@@ -544,6 +555,12 @@ def _cause_row(found: Suffered, name: str, price: float | None) -> CauseRow:
     return CauseRow(n_failures, lost_s, None if price is None else price * lost_s / _HOUR_S)
 
 
+def _over(suffered: Suffered, base: Suffered) -> float | None:
+    """Return what is trained per second over the same of the baseline; None if that trains nothing."""
+    trained_per_s = float(base.trained_per_s.mean())
+    return float(suffered.trained_per_s.mean()) / trained_per_s if trained_per_s else None
+
+
 def _curves(
     scenario: Scenario,
     pairs: Sequence[tuple[SteadySchedule, Failures]],
@@ -557,10 +574,9 @@ def _curves(
     for factor in FACTORS:
         changed = [(trained, scaled(failures, factor)) for trained, failures in pairs]
         found = [suffer(failures, *for_search(scenario, failures, trained)) for trained, failures in changed]
-        base = float(found[at].trained_per_s.mean())
         for number, (trained, failures) in enumerate(changed):
             between_s = time_between_failures_s(failures, trained.job)
-            ratio = float(found[number].trained_per_s.mean()) / base
+            ratio = _over(found[number], found[at])
             points[number].append(RatePoint(factor, between_s, float(found[number].goodput.mean()), ratio))
     return [RateCurve(row.label, tuple(of_row)) for row, of_row in zip(rows, points, strict=True)]
 
@@ -619,8 +635,7 @@ def _of_curves(study: GoodputStudy) -> Iterator[Remark]:
     """Say where schedules and policies change places."""
     for each in study.curves:
         if (between_s := each.break_even_s) is not None:
-            ahead = each.points[-1].speedup > 1
-            when = "shorter" if ahead else "longer"
+            when = "shorter" if each.is_ahead_at_last else "longer"
             text = (
                 f"{each.label} trains more than {study.baseline.label} if the time between failures is {when} than "
                 f"{format_duration(between_s)}"

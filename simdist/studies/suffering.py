@@ -11,13 +11,14 @@ Source:
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist.errors import ScenarioError
 from simdist.plan.ops import Destination
 from simdist.runs.attempts import CATEGORIES, Goodput, LongJob, attempts
 from simdist.runs.building import in_steps, job
@@ -25,7 +26,7 @@ from simdist.runs.checkpoint_costs import CheckpointCosts, checkpoint_costs
 from simdist.runs.checkpointed_steps import Checkpoints, Survives
 from simdist.runs.failing_job import job_of
 from simdist.runs.recovery import Category
-from simdist.scenario.failures import Failures
+from simdist.scenario.failures import FailureCause, Failures
 from simdist.scenario.sampling import run_seeds
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import Schedule
@@ -37,6 +38,7 @@ StepsIn: TypeAlias = Callable[[Scenario], tuple[float, float]]
 
 _SURVIVES: dict[Destination, Survives] = {"storage": "all", "peer": "node", "disk": "process"}
 _LOSING = ("process", "node", "hang", "slow", "corruption")  # effects that end an attempt
+_MOST_FAILURES = 1_000_000  # of a job: 100,000 GPUs that fail every year meet 25,000 in three months
 _ENOUGH_FAILURES = 1000  # in all seeds of a search together
 _LEAST_SEEDS = 2
 _MOST_SEEDS = 200
@@ -150,8 +152,9 @@ def suffer(failures: Failures, trained: SteadySchedule, seeds: Sequence[int]) ->
     """Let a schedule suffer the failures of some seeds.
 
     Raises:
-        ScenarioError: The policy does not fit the schedule.
+        ScenarioError: The policy does not fit the schedule, or more failures are expected than can be simulated.
     """
+    _check_number(failures, trained.job)
     outcomes = tuple(attempts(failures, trained.job, seed=seed) for seed in seeds)
     seconds = {each: np.array([found.seconds[each] for found in outcomes]) for each in CATEGORIES}
     loading_s = seconds["productive"] * trained.loading
@@ -160,13 +163,33 @@ def suffer(failures: Failures, trained: SteadySchedule, seeds: Sequence[int]) ->
     return Suffered(outcomes, seconds, np.array([found.total_s for found in outcomes]))
 
 
+def _check_number(failures: Failures, suffering: LongJob) -> None:
+    """Refuse rates that are surely a mistake, and would take hours to simulate."""
+    per_s = math.fsum(_rates_per_s(suffering, failures.causes))
+    n_failures = _length_s(suffering) * per_s
+    if n_failures > _MOST_FAILURES:
+        raise ScenarioError(
+            f"failures.causes: {n_failures:,.0f} failures are expected in this job, at most {_MOST_FAILURES:,} are "
+            f"simulated: a rate counts for each component; check rate and of, or write a shorter train_for"
+        )
+
+
+def _rates_per_s(suffering: LongJob, causes: Iterable[FailureCause]) -> Iterator[float]:
+    """Yield how often each cause with a rate strikes the job."""
+    for each in causes:
+        if each.rate_per_s:
+            yield each.rate_per_s * each.n_components(suffering.n_nodes, suffering.gpus_per_node)
+
+
+def _length_s(suffering: LongJob) -> float:
+    """Return the time that the job takes if nothing fails."""
+    return suffering.horizon_s or (suffering.n_steps or 0) * suffering.step_s
+
+
 def time_between_failures_s(failures: Failures, suffering: LongJob) -> float:
     """Return the mean time between failures of the job that end an attempt; infinite if none has a rate."""
-    per_s = math.fsum(
-        each.rate_per_s * each.n_components(suffering.n_nodes, suffering.gpus_per_node)
-        for each in failures.causes
-        if each.rate_per_s and each.effect in _LOSING
-    )
+    losing = (each for each in failures.causes if each.effect in _LOSING)
+    per_s = math.fsum(_rates_per_s(suffering, losing))
     return 1 / per_s if per_s else math.inf
 
 
@@ -180,8 +203,7 @@ def young_s(failures: Failures, trained: SteadySchedule) -> float | None:
 
 def for_search(scenario: Scenario, failures: Failures, trained: SteadySchedule) -> tuple[SteadySchedule, list[int]]:
     """Return a job and seeds that meet enough failures for a search: a shorter job, or more seeds."""
-    length_s = trained.job.horizon_s or (trained.job.n_steps or 0) * trained.job.step_s
-    n_failures = length_s / time_between_failures_s(failures, trained.job)
+    n_failures = _length_s(trained.job) / time_between_failures_s(failures, trained.job)
     if not n_failures:
         return trained, run_seeds(scenario.seed, _LEAST_SEEDS)
     part = _ENOUGH_FAILURES / _LEAST_SEEDS / n_failures

@@ -1,5 +1,7 @@
 """What one checkpoint costs, against closed forms."""
 
+import tracemalloc
+
 import pytest
 
 from simdist import scenario
@@ -103,3 +105,21 @@ def test_real_ranks_refuse_a_checkpoint_in_the_memory_of_a_peer():
     reason = only_simulated(build(wanted, wanted.schedules[0]).plan)
     assert reason is not None
     assert reason.startswith("save(checkpoint.state -> peer)")
+
+
+def test_memory_does_not_grow_with_the_operations_beside_a_write():
+    """Steps beside a write that is slow have thousands of operations, each with an end on each of 2,048 ranks."""
+    many = scenario.loads("""
+cluster: {preset: dgx-h100, nodes: 256, storage: {latency: 2 ms, bandwidth: 1000 GB/s}}
+workload: {preset: llama3-8b, batch_size: 1}
+steps: 4
+checkpoint: {every: 16, size: 4 GB, ranks: all, mode: async}
+schedules: [{kind: hsdp, shard: 8}]
+""")
+    tracemalloc.start()
+    try:
+        assert checkpoint_costs(many, many.schedules[0])
+        _, peak_nbytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_nbytes < 50e6

@@ -161,6 +161,20 @@ def test_break_even_lies_between_points_in_proportion_to_their_logarithms():
     assert RateCurve("sync", points[:1]).break_even_s is None
 
 
+def test_where_the_baseline_trains_nothing_there_is_no_speed_up():
+    never = "{causes: [{cause: gpu, of: job, rate: 1 per min, effect: process}], recovery: {start: 1 h}}"
+    found = goodput(job(never, train_for="1 day", schedules="[sync, local-4]"), n_seeds=3)
+    assert [row.record()["speedup"] for row in found] == [None, None]
+    assert [row.record()["speedup_ci95"] for row in found] == [None, None]
+    assert found.curves[0].break_even_s is None
+    assert "sync" in found.text()
+
+
+def test_rates_that_nobody_could_mean_are_refused_at_once():
+    with pytest.raises(ScenarioError, match=r"1,728,000 failures are expected .* check rate and of"):
+        goodput(job("{causes: [{cause: gpu, of: job, rate: 1 per s, effect: process}]}"))
+
+
 def test_goodput_falls_with_the_rate():
     (curve,) = goodput(job(train_for="100 days"), n_seeds=5).curves
     shares = [point.goodput for point in curve.points]

@@ -39,7 +39,7 @@ def goodput_section(report: RunsReport) -> Section | None:
 
 def _best(study: GoodputStudy) -> str:
     """Say which row trains most."""
-    most = max(study, key=lambda row: row.speedup)
+    most = max(study, key=lambda row: row.speedup or 0.0)
     return f"{most.label} trains most, with a goodput of {format_share(most.goodput)}."
 
 
