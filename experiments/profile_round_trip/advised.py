@@ -22,9 +22,9 @@ from statistics import median
 HERE = Path(__file__).parent
 sys.path += [str(HERE), str(HERE.parent / "emulated_cluster")]
 
-import jobs  # noqa: E402
 import network  # noqa: E402
-from jobs import ADVISED, HSGD, LOCAL_4, LOCAL_8, RATE_BPS, SYNC, Case, Schedule  # noqa: E402
+import round_trip_jobs  # noqa: E402
+from round_trip_jobs import ADVISED, HSGD, LOCAL_4, LOCAL_8, RATE_BPS, SYNC, Case, Schedule  # noqa: E402
 
 from simdist.report import print_tables, write_tables  # noqa: E402
 from simdist.scenario import Scenario, load  # noqa: E402
@@ -85,10 +85,10 @@ def run(cases: Sequence[Case], folder: Path) -> Iterator[Advice]:
     with network.cluster(max(case.world_size for case in cases), rate_bps=RATE_BPS) as nodes:
         for case in cases:
             place = folder / case.slug
-            jobs.perform(case, SYNC, place / SYNC.label, nodes)
-            schedule, is_sure, stated, predicted = advise(case, load(jobs.import_traces(case, place)[1]))
-            jobs.perform(case, schedule, place / schedule.label, nodes)
-            measured = [jobs.measured_s(case, place / label) for label in (SYNC.label, schedule.label)]
+            round_trip_jobs.perform(case, SYNC, place / SYNC.label, nodes)
+            schedule, is_sure, stated, predicted = advise(case, load(round_trip_jobs.import_traces(case, place)[1]))
+            round_trip_jobs.perform(case, schedule, place / schedule.label, nodes)
+            measured = [round_trip_jobs.measured_s(case, place / label) for label in (SYNC.label, schedule.label)]
             found = Advice(case.name, schedule.label, is_sure, stated, predicted, *measured)
             print(f"{case.name}: {found.gain:.3f} in {stated[0]:.3f} to {stated[1]:.3f}: {found.is_inside}", flush=True)
             yield found

@@ -24,11 +24,11 @@ import numpy as np
 HERE = Path(__file__).parent
 sys.path += [str(HERE), str(HERE.parent / "emulated_cluster")]
 
-import jobs  # noqa: E402
 import network  # noqa: E402
 import results as kept  # noqa: E402
-from jobs import CASES, CONVNETS, LOCAL_8, SHARDED, TINY, TINY_SHARDED, Case  # noqa: E402
+import round_trip_jobs  # noqa: E402
 from results import Computing, Delay, Result, Timing  # noqa: E402
+from round_trip_jobs import CASES, CONVNETS, LOCAL_8, SHARDED, TINY, TINY_SHARDED, Case  # noqa: E402
 
 from simdist.engines.observers import WholeTrace  # noqa: E402
 from simdist.engines.run import run as run_engine  # noqa: E402
@@ -77,7 +77,7 @@ def computing(scenario: Scenario, case: Case, folder: Path) -> Computing | None:
     base_s += sum(tensor.backward_s or 0.0 for tensor in workload.tensors)
     found = delays(_as_recorded(scenario))
     late_s = sum((seconds for channel, seconds in found.items() if channel != "overlap"), np.zeros(1))
-    calm_s = [jobs.calm_s(case, folder / LOCAL_8.label, profiled=profiled) for profiled in (True, False)]
+    calm_s = [round_trip_jobs.calm_s(case, folder / LOCAL_8.label, profiled=profiled) for profiled in (True, False)]
     return Computing(LOCAL_8.label, base_s + float(np.median(late_s)), *calm_s)
 
 
@@ -89,7 +89,7 @@ def stragglers(told: Sequence[dict], case: Case) -> tuple[Delay, ...]:
         for rank in each["ranks"]
         for step in (each["steps"] if each["kind"] == "transient" else (None,))
     }
-    first = jobs.first_profiled_step(case)
+    first = round_trip_jobs.first_profiled_step(case)
     injected: dict[tuple[str, int, int | None], float] = {}
     if case.slow_rank is not None:
         injected["persistent", case.slow_rank, None] = case.slow_s
@@ -102,27 +102,27 @@ def stragglers(told: Sequence[dict], case: Case) -> tuple[Delay, ...]:
 def measure(case: Case, folder: Path, nodes: Sequence[network.Node] | None) -> None:
     """Perform all schedules of a case."""
     for schedule in case.schedules:
-        jobs.perform(case, schedule, folder / schedule.label, nodes)
+        round_trip_jobs.perform(case, schedule, folder / schedule.label, nodes)
         print(f"{case.name}: {schedule.label} done", flush=True)
 
 
 def conclude(case: Case, folder: Path) -> Result:
     """Import and predict what was performed."""
-    told, path = jobs.import_traces(case, folder)
+    told, path = round_trip_jobs.import_traces(case, folder)
     scenario = load(path)
     predicted = predict(scenario, case)
     intervals = stated(scenario, case) if case.schedules[1:] else {}
     timings = tuple(
-        Timing(label, jobs.measured_s(case, folder / label), predicted[label], intervals.get(label))
+        Timing(label, round_trip_jobs.measured_s(case, folder / label), predicted[label], intervals.get(label))
         for label in (schedule.label for schedule in case.schedules)
     )
-    profiled_s = jobs.profiled_s(case, folder / case.schedules[0].label)
+    profiled_s = round_trip_jobs.profiled_s(case, folder / case.schedules[0].label)
     return Result(case.name, timings, profiled_s, computing(scenario, case, folder), stragglers(told, case))
 
 
 def run(cases: Sequence[Case], folder: Path) -> None:
     """Perform all cases."""
-    with network.cluster(max(case.world_size for case in cases), rate_bps=jobs.RATE_BPS) as nodes:
+    with network.cluster(max(case.world_size for case in cases), rate_bps=round_trip_jobs.RATE_BPS) as nodes:
         for case in cases:
             measure(case, folder / case.slug, nodes)
 

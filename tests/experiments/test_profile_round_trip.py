@@ -188,8 +188,8 @@ def test_error_of_an_averaging_schedule_is_the_sum_of_its_parts() -> None:
 
 def test_windows_begin_with_a_period_and_end_with_an_average() -> None:
     for case in CASES:
-        starts = RUN.jobs._starts(case, RUN.LOCAL_8)
-        assert len(starts) == RUN.jobs.PLAIN_WINDOWS + 1
+        starts = RUN.round_trip_jobs._starts(case, RUN.LOCAL_8)
+        assert len(starts) == RUN.round_trip_jobs.PLAIN_WINDOWS + 1
         assert all(start % 8 == 1 and (start + case.window_steps - 1) % 8 == 0 for start in starts)
         assert all(after - before >= case.window_steps for before, after in pairwise(starts))
 

@@ -295,6 +295,14 @@ def test_one_class_name_means_one_thing() -> None:
     assert len(twice) <= 5, twice
 
 
+def test_modules_of_experiments_have_names_of_their_own() -> None:
+    """An experiment imports its modules by bare names, so tests of two experiments in one process would mix them up."""
+    files: dict[str, list[str]] = defaultdict(list)
+    for file in (ROOT / "experiments").glob("*/*.py"):
+        files[file.name].append(file.parent.name)
+    assert [name for name, folders in files.items() if len(folders) > 1] == ["run.py"]
+
+
 def test_no_package_hands_on_a_function_under_the_name_of_one_of_its_modules() -> None:
     """`from simdist.plan import check` must leave no doubt about what is imported."""
     found = [
