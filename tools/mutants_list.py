@@ -445,8 +445,8 @@ _ENGINES = (
         "engines",
         "spans with other times on lanes that they do not use are taken for one another",
         _ALIKE,
-        "pairs = (self.end_s, other.end_s), (self.free_s, other.free_s)",
-        "pairs = ((self.end_s, other.end_s),)",
+        "if not all(np.array_equal(each, other.free_s[lane]) for lane, each in self.free_s.items()):",
+        "if False:",
         _TEST_ALIKE,
     ),
     Mutant(
