@@ -347,7 +347,10 @@ class _Run:
         self.losses[failure.cause].n_failures += 1
         cause = self.cause_of(failure)
         match cause.effect:
-            case "slow" | "corruption":
+            case "slow":
+                self._strike(failure, None)
+                self._begin_unnoticed(failure)
+            case "corruption":
                 self._begin_unnoticed(failure)
             case "flap":
                 self._flap(failure)
@@ -374,7 +377,6 @@ class _Run:
             self.corrupt.append((failure, self.steps.newest or 0, self.steps.n_usable))
             self.after(found_s, partial(self._find_corruption, failure))
             return
-        self._strike(failure, None)
         self._slow_down(failure)
         self.after(found_s, partial(self._find_slow, failure))
 

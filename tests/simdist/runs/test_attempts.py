@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from simdist.errors import ScenarioError
-from simdist.runs.attempts import CATEGORIES, Attempt, Goodput, LongJob, attempts
+from simdist.runs.attempts import CATEGORIES, Attempt, Goodput, LongJob, Strike, attempts
 from simdist.runs.checkpointed_steps import Checkpoints
 from simdist.scenario.failures import Failures
 
@@ -116,6 +116,15 @@ def test_a_slow_node_is_replaced_after_a_file_and_no_step_repeats() -> None:
     assert (found.n_repeated, found.total_s) == (0, 300.0 + 25.0 + 3.0 + 10.0)
     assert found.seconds["step_time_deviation"] == pytest.approx(25.0)
     assert found.by_cause["cause 0"].seconds["step_time_deviation"] == pytest.approx(25.0)
+
+
+def test_a_node_that_becomes_slow_during_a_recovery_strikes_no_step() -> None:
+    """Real ranks perform what strikes. At 120 s nobody trains; the node is slow in the attempt that follows."""
+    strikes: list[Strike] = []
+    slow = at("60 s", "120 s", effect="slow", factor=2, found_after="1 day")
+    found = failing(at("100 s"), slow, recovery={"start": "50 s"})
+    attempts(found, job(checkpoints=Checkpoints(10)), seed=0, observe_strikes=strikes.append)
+    assert [(each.failure.cause, each.failure.at_s) for each in strikes] == [(1, 60.0), (0, 100.0)]
 
 
 def test_flaps_stand_still_and_two_alerts_lead_to_an_eviction() -> None:
