@@ -32,14 +32,14 @@ def test_the_tests_of_a_tier_fit_its_budget(request: pytest.FixtureRequest, tier
     ],
 )
 def test_a_tier_has_the_tests_up_to_its_limit_and_its_sentinels(test: SimpleNamespace, expected: tuple[str]) -> None:
-    costs = tiers.Costs(listed={"cheap": 0.05, "middling": 0.5, "dear": 3.0})
+    costs = tiers.Costs(listed={"cheap": 0.05, "middling": 0.4, "dear": 3.0})
     assert tuple(tier for tier in tiers.TIERS if costs.has(test, tier)) == expected
 
 
 def test_the_cost_of_a_tier_is_that_of_its_tests() -> None:
-    costs = tiers.Costs(cheap_s=5.0, listed={"middling": 0.5, "dear": 3.0, "drawn": 0.5})
+    costs = tiers.Costs(cheap_s=5.0, listed={"middling": 0.4, "dear": 3.0, "drawn": 0.5})
     tests = [item("new"), item("middling"), item("dear"), item("drawn", is_drawn=True)]
-    assert [costs.total_s(tests, tier) for tier in tiers.TIERS] == pytest.approx([5.05, 5.55, 9.0, 9.0])
+    assert [costs.total_s(tests, tier) for tier in tiers.TIERS] == pytest.approx([5.05, 5.45, 8.9, 8.9])
 
 
 def test_costs_are_written_and_read(tmp_path) -> None:
