@@ -108,14 +108,24 @@ def predict(rows: Sequence[common.Row]) -> None:
     """
     measured = [row for row in rows if row["step_ms"] is not None]
     step_s = {row["batch_size"]: row["step_ms"] / 1e3 for row in measured}
+    by_two = by_two_sizes(step_s, {"preset": measured[0]["model"]}) if measured else {}
+    for row in measured:
+        workload = {"preset": row["model"], "batch_size": row["batch_size"], "precision": row["precision"]}
+        row["predicted_ms"] = None if row["preset"] is None else _simulated_ms(workload, row["preset"])
+        row["two_sizes_ms"] = by_two.get(row["batch_size"])
+
+
+def by_two_sizes(step_s: Mapping[int, float], workload: Mapping[str, object]) -> dict[int, float | None]:
+    """Return batch size -> milliseconds of a step that two other sizes and the step of one sample predict.
+
+    Args:
+        step_s: Batch size -> measured seconds of a step.
+        workload: Keys of its tensors.
+    """
     times = times_of_two_sizes(step_s)
     given = {1, *(each["batch_size"] for each in times["step_times"])} if times else step_s.keys()
-    for row in measured:
-        workload = {"preset": row["model"], "batch_size": row["batch_size"]}
-        of_preset = workload | {"precision": row["precision"]}
-        row["predicted_ms"] = None if row["preset"] is None else _simulated_ms(of_preset, row["preset"])
-        is_given = row["batch_size"] in given
-        row["two_sizes_ms"] = None if is_given else _simulated_ms(workload | times, "ideal")
+    asked = [size for size in step_s if size not in given]
+    return {size: _simulated_ms({**workload, "batch_size": size, **times}, "ideal") for size in asked}
 
 
 def times_of_two_sizes(step_s: Mapping[int, float]) -> dict[str, Any]:
