@@ -50,12 +50,25 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str
 
 def about(results: Mapping[str, Any], part: Mapping[str, Any]) -> str:
     """Return on what a part ran, and whether all of it did."""
-    releases = f"driver {results['driver']}, CUDA {results['cuda']}, NCCL {results['nccl']}, torch {results['torch']}, "
-    releases += f"triton {results['triton']}, numpy {results['numpy']}, Python {results['python']}"
     ended = "" if part["status"] == "done" else f" The part was not finished: {part['status']}."
+    return f"{_run(results)}.{ended}"
+
+
+def _run(results: Mapping[str, Any]) -> str:
+    """Name a run of the command."""
     gpus = f"{results['gpus']} x " if results.get("gpus", 1) > 1 else ""
     commit = f"{results['commit']}{' with changes' if results.get('dirty') else ''}"
-    return f"{gpus}{results['device']}, {results['date']}, commit {commit}, {releases}.{ended}"
+    return f"{gpus}{results['device']}, {results['date']}, commit {commit}"
+
+
+def _software(folder: Path) -> list[str]:
+    """Return a line on the software of each run that the tables show."""
+    shown = {_run(found[0]): found[0] for name in PARTS if (found := newest(name, folder)) is not None}
+    return [
+        f"* {name}: driver {of['driver']}, CUDA {of['cuda']}, NCCL {of['nccl']}, torch {of['torch']}, "
+        f"triton {of['triton']}, numpy {of['numpy']}, Python {of['python']}."
+        for name, of in shown.items()
+    ] or [NOTHING]
 
 
 def _number(value: float | None, digits: int = 2) -> str:
@@ -300,7 +313,7 @@ def single(rows: Rows) -> list[str]:
             case "overhead":
                 lines.append(
                     f"* A step of {row['model']}, batch {row['batch_size']}, takes {row['simdist_ms']:.2f} ms with "
-                    f"`real.wrap` and {row['ddp_ms']:.2f} ms with DistributedDataParallel: {row['overhead']:+.1%}."
+                    f"`real.wrap` and {row['ddp_ms']:.2f} ms with DistributedDataParallel."
                 )
             case _:
                 whole = "every operation ran" if row["every_operation_ran"] else "some operations did NOT run"
@@ -423,6 +436,7 @@ def tables(folder: Path = RESULTS) -> dict[str, str]:
             else [about(*results), "", *_limits(name, results[1]), *make(results[1]["rows"])]
         )
         found[name] = "\n".join(lines)
+    found["software"] = "\n".join(_software(folder))
     found["published"] = "\n".join(_published())
     found["summary"] = "\n".join(table(("compared with a GPU", "errors"), tuple(trust(folder).items())))
     return found

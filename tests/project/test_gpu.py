@@ -212,7 +212,7 @@ def test_dry_run_does_every_part_and_is_not_shown_on_the_page(tmp_path: Path, mo
     assert found["device"] == "no GPU: a dry run on CPUs at toy sizes"
     assert page.recorded(tmp_path) == []
     for name, table in page.tables(tmp_path).items():
-        assert table == page.NOTHING or name in ("published", "summary")
+        assert table == page.NOTHING or name in ("published", "summary"), name
     assert set(page.trust(tmp_path).values()) == {page.NEVER}
     # Shown as if of a GPU, every table can be made of such rows.
     path.write_text(json.dumps(found | {"dry_run": False, "driver": "1", "nccl": "2"}), encoding="utf-8")
