@@ -34,16 +34,16 @@ def program_of(path: Path) -> LogProgram | None:
         first = list(islice(filter(str.strip, _lines(path)), _FIRST_LINES))
         if not first:
             return None
-        if first[0].lstrip().startswith(_OF_JSON) and (program := _program_of_json(path, first[0])):
+        if first[0].lstrip().startswith(_OF_JSON) and (program := _program_of_json(path, first)):
             return program
         if is_table(first):
             return "Slurm"
         return "torchrun" if any(map(is_of_torchrun, _lines(path))) else None
 
 
-def _program_of_json(path: Path, first: str) -> LogProgram | None:
+def _program_of_json(path: Path, first: Sequence[str]) -> LogProgram | None:
     try:
-        if is_goodput_record(json.loads(first)):
+        if any(is_goodput_record(json.loads(line)) for line in first):
             return "ml-goodput-measurement"
     except (ValueError, RecursionError):
         pass  # it goes on in the next line
@@ -51,7 +51,7 @@ def _program_of_json(path: Path, first: str) -> LogProgram | None:
         document = json.loads("".join(_lines(path)))
     except (ValueError, RecursionError):
         return None
-    if isinstance(document, list) and document and is_goodput_record(document[0]):
+    if isinstance(document, list) and any(map(is_goodput_record, document[:_FIRST_LINES])):
         return "ml-goodput-measurement"
     return "Slurm" if isinstance(document, dict) and isinstance(document.get("jobs"), list) else None
 
