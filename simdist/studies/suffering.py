@@ -11,7 +11,7 @@ Source:
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -165,7 +165,7 @@ def suffer(failures: Failures, trained: SteadySchedule, seeds: Sequence[int]) ->
 
 def _check_number(failures: Failures, suffering: LongJob) -> None:
     """Refuse rates that are surely a mistake, and would take hours to simulate."""
-    per_s = math.fsum(_rates_per_s(suffering, failures.causes))
+    per_s = _per_s(suffering, failures.causes)
     n_failures = _length_s(suffering) * per_s
     if n_failures > _MOST_FAILURES:
         raise ScenarioError(
@@ -174,11 +174,9 @@ def _check_number(failures: Failures, suffering: LongJob) -> None:
         )
 
 
-def _rates_per_s(suffering: LongJob, causes: Iterable[FailureCause]) -> Iterator[float]:
-    """Yield how often each cause with a rate strikes the job."""
-    for each in causes:
-        if each.rate_per_s:
-            yield each.rate_per_s * each.n_components(suffering.n_nodes, suffering.gpus_per_node)
+def _per_s(suffering: LongJob, causes: Iterable[FailureCause]) -> float:
+    """Return how often causes strike the job, recorded failures excepted."""
+    return math.fsum(each.per_s(suffering.n_nodes, suffering.gpus_per_node) for each in causes)
 
 
 def _length_s(suffering: LongJob) -> float:
@@ -189,7 +187,7 @@ def _length_s(suffering: LongJob) -> float:
 def time_between_failures_s(failures: Failures, suffering: LongJob) -> float:
     """Return the mean time between failures of the job that end an attempt; infinite if none has a rate."""
     losing = (each for each in failures.causes if each.effect in _LOSING)
-    per_s = math.fsum(_rates_per_s(suffering, losing))
+    per_s = _per_s(suffering, losing)
     return 1 / per_s if per_s else math.inf
 
 
@@ -249,11 +247,7 @@ def best_interval(failures: Failures, trained: SteadySchedule, seeds: Sequence[i
 
 def scaled(failures: Failures, factor: float) -> Failures:
     """Return failures whose rates are multiplied by a factor; recorded ones stay."""
-    causes = tuple(
-        unchecked_copy(each, rate_per_s=each.rate_per_s * factor) if each.rate_per_s else each
-        for each in failures.causes
-    )
-    return unchecked_copy(failures, causes=causes)
+    return unchecked_copy(failures, causes=tuple(each.scaled(factor) for each in failures.causes))
 
 
 def policies(failures: Failures) -> list[Failures]:
