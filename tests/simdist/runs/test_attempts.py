@@ -187,6 +187,12 @@ def test_a_planned_interruption_repeats_steps_only_without_time_to_save(notice: 
     assert found.n_repeated == repeated
 
 
+@pytest.mark.parametrize("length", [{"n_steps": 300}, {"n_steps": None, "horizon_s": 401.0}])
+def test_a_planned_interruption_without_files_repeats_all_steps(length: dict[str, float]) -> None:
+    found = suffered(failing(at("101 s", effect="planned")), job(**length))
+    assert (found.n_attempts, found.n_repeated, found.n_steps, found.total_s) == (2, 101, 300, 401.0)
+
+
 def test_spares_take_the_places_of_nodes_until_there_are_none() -> None:
     """The third failure waits for the scheduler; the fourth takes the first node, repaired after 1,000 s."""
     causes = at("1000 s", "1100 s", "1200 s", "2500 s", effect="node")
