@@ -4,6 +4,7 @@ import pytest
 from scripts import ROOT, load_script
 
 from simdist.report import insert_tables
+from simdist.runs.failing_job import ranks_per_replica
 from simdist.scenario import load
 from simdist.studies.comparison import compare
 
@@ -39,4 +40,4 @@ def test_steps_of_torchft_are_as_long_as_its_average_by_gloo_makes_them(replicas
     job = load(HERE / "scenarios" / f"scout-torchft-{replicas}.yaml")
     assert job.failures is not None
     assert job.failures.step_factor == pytest.approx(row.step_s / 7.83, rel=0.01)
-    assert job.cluster.world_size // job.schedules[0].shard == replicas
+    assert job.cluster.world_size // ranks_per_replica(job.schedules[0], job.cluster.world_size) == replicas
