@@ -129,14 +129,7 @@ class FailureCause(Settings):
         return self
 
     def _faults(self) -> Iterator[Fault]:
-        written = [key for key in _WHEN if getattr(self, key) is not None]
-        if len(written) != 1:
-            hint = "rate, e.g. 17 % per year, every, e.g. [45 min, 75 min], at, e.g. [10 days], or at_steps"
-            yield ("rate",), f"how often? Write one of {hint}"
-        if (self.rate_per_s is not None or self.every_s) and "of" not in self.model_fields_set:
-            yield ("of",), "a rate of what? Write of: gpu, of: node, of: domain, or of: job"
-        if self.every_s and self.every_s[0] > self.every_s[1]:
-            yield ("every",), "the first is longer than the second: write the shortest time, then the longest"
+        yield from self._faults_of_times()
         for key in (key for key, effects in _OF_EFFECTS.items() if self.effect not in effects):
             if getattr(self, key) is not None:
                 name = type(self).model_fields[key].alias or key
@@ -156,6 +149,16 @@ class FailureCause(Settings):
         if self.worst and (self.rate_per_s is None or self.of not in ("gpu", "node")):
             yield ("worst",), "belongs to a rate of gpu or node"
         yield from self._faults_of_ranks()
+
+    def _faults_of_times(self) -> Iterator[Fault]:
+        written = [key for key in _WHEN if getattr(self, key) is not None]
+        if len(written) != 1:
+            hint = "rate, e.g. 17 % per year, every, e.g. [45 min, 75 min], at, e.g. [10 days], or at_steps"
+            yield ("rate",), f"how often? Write one of {hint}"
+        if (self.rate_per_s is not None or self.every_s) and "of" not in self.model_fields_set:
+            yield ("of",), "a rate of what? Write of: gpu, of: node, of: domain, or of: job"
+        if self.every_s and self.every_s[0] > self.every_s[1]:
+            yield ("every",), "the first is longer than the second: write the shortest time, then the longest"
 
     def _faults_of_ranks(self) -> Iterator[Fault]:
         moments = self.at_s or self.at_steps
