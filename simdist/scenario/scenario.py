@@ -461,8 +461,8 @@ class Scenario(Settings):
 
     @property
     def has_ranges(self) -> bool:
-        """Whether a number of the scenario or its cluster is known as a range."""
-        return bool(self.uncertain or self.cluster.uncertain)
+        """Whether a number of its steps is known as a range."""
+        return bool(self.cluster.uncertain) or any(not path.startswith("failures") for path in self.uncertain)
 
     @property
     def is_of_machines(self) -> bool:
