@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from simdist.engines.live import ChangeListener
     from simdist.learning.answer import LearnedSchedules
     from simdist.profiles import ImportedJob, ImportOptions
+    from simdist.scenario.failures import OnFailure
     from simdist.stragglers.answer import WhatifAnswer
     from simdist.studies.comparison import Comparison
     from simdist.studies.enough_seeds import EnoughSeeds
     from simdist.studies.facets import Facet
-    from simdist.scenario.failures import OnFailure
     from simdist.studies.goodput import GoodputStudy
     from simdist.studies.measuring import ScheduleTimes
     from simdist.studies.validated_run import ValidatedRun

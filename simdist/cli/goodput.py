@@ -38,8 +38,8 @@ def command(
     """Show how much of a job's time trains the model under failures.
 
     SCENARIO has `failures` and `train_for`. Each schedule meets the same failures. If the policy is not restart, each
-    has a row with restart too, unless --policies says which ones. Also shown: where the rest of the time goes, what each cause takes, the interval between
-    checkpoints with which most is trained, and goodput at other rates of failures.
+    has a row with restart too, unless --policies says which. Also shown: where the rest of the time goes, what each
+    cause takes, the interval between checkpoints with which most is trained, and goodput at other rates of failures.
     """
     from simdist.studies.goodput import goodput
 

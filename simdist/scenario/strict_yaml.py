@@ -32,7 +32,7 @@ except ImportError:  # PyYAML without libyaml
 
 Path: TypeAlias = tuple[str | int, ...]
 
-#: Keys of a cluster or a workload under which it names, or has, what its other keys override.
+#: Keys of a cluster, a workload or failures under which it names, or has, what its other keys override.
 BASES = ("preset", "file", "base")
 
 _MAX_DEPTH = 50

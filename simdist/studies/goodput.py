@@ -250,7 +250,7 @@ class GoodputRow:
 
     @property
     def doubts(self) -> dict[str, float]:
-        """Share of each cause of the variance of goodput or, if that is known, of the speed-up; none of chance alone."""
+        """Share of each cause of the variance of goodput or, if that is known, of speed-up; none of chance alone."""
         shares = self._ranges()[1]
         return shares if max(shares, key=shares.__getitem__, default=CHANCE) != CHANCE else {}
 

@@ -366,7 +366,7 @@ def test_best_interval_is_that_of_frequent_and_rare_failures():
 
 
 def test_break_even_has_the_doubt_of_the_recovery_and_is_weighed_with_that_of_the_rates():
-    """As in the test of break-even above, T = 21 x (recovery / 2 + 300 s) + 0.5 x recovery; the recovery is 30 min to 2 h."""
+    """As in the test above of where a policy pays; the recovery takes 30 min to 2 h."""
     keeps_on = (
         "{causes: [{cause: gpu, of: node, rate: 1 per 40 h, effect: node}], recovery: {schedule: 1 h}, "
         "on_failure: continue, step_factor: 1.05}"
