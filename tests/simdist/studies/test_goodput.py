@@ -351,10 +351,10 @@ def test_a_policy_without_the_managers_cost_is_drawn_without_it():
     """`step_factor` belongs to the scenario's own policy; its range leaves that of restart alone."""
     slower = UNSURE.replace("causes:", "step_factor: 1.05, on_failure: spare, spares: 2, causes:")
     study = goodput(unsure("failures.step_factor: {from: 1, to: 1.1}", failures=slower), n_seeds=3)
-    own, again = (row.record() for row in study)
-    assert max(own["doubts"], key=own["doubts"].get) == "failures.step_factor"
-    assert np.ptp(own["goodput_range90"]) > 0.05
-    assert "doubts" not in again
+    own, again = study
+    assert max(own.doubts, key=own.doubts.__getitem__) == "failures.step_factor"
+    assert np.ptp(own.record()["goodput_range90"]) > 0.05
+    assert again.doubts == {}
 
 
 def test_best_interval_is_that_of_frequent_and_rare_failures():
