@@ -96,6 +96,11 @@ def main(args: Sequence[str] | None = None) -> int:
     metavar="MODULE:FUNCTION",
     help=f"What performs the disturbances of links and other jobs' flows of a scenario; {NO_LINKS} leaves them out.",
 )
+@click.option(
+    "--failures",
+    metavar="MODULE:FUNCTION",
+    help="What lets nodes and links of a run with failures fail.  [default: ranks end, and pause]",
+)
 @click.option("rank", "--rank", type=click.IntRange(0), help="With --peers: the rank that this process is.")
 @click.option(
     "--peers",
@@ -122,6 +127,7 @@ def _command(**given: Any) -> None:
                 _one_among_simulated(each, build, options)
         return
     perform_links = jobs.find_links(options.links)
+    options.fail_node = jobs.find_failures(options.failures)
     here = place(os.environ)
     runs = _runs(options)
     for each in runs:
@@ -176,6 +182,8 @@ def _runs(options: SimpleNamespace) -> list[RunDirectory]:
 def _check_failures(run: RunDirectory, options: SimpleNamespace, *, n_runs: int) -> None:
     """Refuse a run with failures that cannot go on after them."""
     if not run.failures:
+        if options.failures:
+            raise ScenarioError(f"{run.path}: has no failures; leave --failures out")
         return
     if n_runs > 1:
         raise ScenarioError(f"{run.path}: has failures, after which all ranks start again: give this run alone")
@@ -232,7 +240,16 @@ def _one(
                 precision=_precision(run, options),
                 saved=jobs.Saved(options.checkpoints, attempt),
             )
-            done = perform_run(connection, run.plan, run.delays, program, parts=parts, begins=begins, attempt=attempt)
+            done = perform_run(
+                connection,
+                run.plan,
+                run.delays,
+                program,
+                parts=parts,
+                begins=begins,
+                attempt=attempt,
+                fail_node=options.fail_node,
+            )
             counted = _count(connection, run, source)
             if done:
                 done = _save(run, *done, counted, options.links if run.scenario.has_links else None)
