@@ -18,13 +18,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import click
+import torch
 
 from real import jobs, models
 from real.data.inputs import DataOptions, InputReader, open_input
 from real.data.tallies import Tally, gather_tallies, reads_of, salvage_tallies, tally_path, totals
 from real.execution.attempts import PerformedAttempt, begin_attempt
 from real.execution.one_rank import perform_among_simulated
-from real.execution.running import RunReport, check_world, perform_run
+from real.execution.running import ProgramSpec, RunReport, check_world, perform_run
 from real.processes.exit_codes import run_command
 from real.processes.launch import Connection, choose_device, connect, place
 from real.programs.precision import AUTOCAST
@@ -230,16 +231,7 @@ def _one(
         try:
             source = _open_input(stack, connection, run, options)
             begins = stack.enter_context(jobs.open_links(run, perform_links, rank))
-            program = jobs.program_spec(
-                rank,
-                connection.device,
-                run,
-                build,
-                source,
-                name=options.program,
-                precision=_precision(run, options),
-                saved=jobs.Saved(options.checkpoints, attempt),
-            )
+            program = _program(rank, connection.device, run, build, options, source=source, attempt=attempt)
             done = perform_run(
                 connection,
                 run.plan,
@@ -270,6 +262,28 @@ def _one(
         print(_summary(run, *done), flush=True)  # noqa: T201 (the terminal of a run)
 
 
+def _program(
+    rank: int,
+    device: torch.device,
+    run: RunDirectory,
+    build: jobs.Build | None,
+    options: SimpleNamespace,
+    *,
+    source: InputReader | None = None,
+    attempt: PerformedAttempt | None = None,
+) -> ProgramSpec:
+    return jobs.program_spec(
+        rank,
+        device,
+        run,
+        build,
+        source,
+        name=options.program,
+        precision=_precision(run, options),
+        saved=jobs.Saved(options.checkpoints, attempt),
+    )
+
+
 def _begin_attempt(
     connection: Connection, run: RunDirectory, build: jobs.Build | None, options: SimpleNamespace
 ) -> PerformedAttempt:
@@ -296,16 +310,7 @@ def _one_among_simulated(run: RunDirectory, build: jobs.Build | None, options: S
     """Perform a run on one real rank among simulated peers, and write its trace."""
     _check_not_measured(run, options)
     device = choose_device(options.device)
-    program = jobs.program_spec(
-        options.rank,
-        device,
-        run,
-        build,
-        None,
-        name=options.program,
-        precision=_precision(run, options),
-        saved=jobs.Saved(options.checkpoints),
-    )
+    program = _program(options.rank, device, run, build, options)
     simulated, peers = jobs.simulate_peers(run, options.rank)
     done = perform_among_simulated(run.plan, run.delays, program, peers, device=device, channels=options.channels)
     source = f"real rank {options.rank}, peers simulated, on {device.type}, {program.name}"

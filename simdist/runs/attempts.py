@@ -428,12 +428,13 @@ class _Run:
     def _plan(self, failure: Failure) -> None:
         """Interrupt the job as announced, or to replace a node; without files or time to write one, steps repeat."""
         notice_s = self.cause_of(failure).notice_s
-        can_save = self.steps.closing_s() <= (math.inf if notice_s is None else notice_s)
+        closing_s = self.steps.closing_s()
+        can_save = closing_s < math.inf and (notice_s is None or closing_s <= notice_s)
         if self._others_go_on(failure):
             self._leave_at_average(failure)
-        elif can_save and self.steps.now_s + self.steps.closing_s() > self.horizon_s:
+        elif can_save and self.steps.now_s + closing_s > self.horizon_s:
             self.steps.advance(self.horizon_s)
-        elif self.job.checkpoints is not None and can_save:
+        elif can_save:
             self.steps.close()
             self._restart(failure, self.steps.done)
         else:

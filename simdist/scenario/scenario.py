@@ -410,8 +410,9 @@ class Scenario(Settings):
 
         Args:
             changes: The path of a field and its new value, or a mapping of paths to values. A path is that of error
-                messages and sweeps, such as `disturbances[0].probability`. All that it does not name stays. A range in
-                `uncertain` of a changed field is dropped, because the new value is known.
+                messages and sweeps, such as `disturbances[0].probability`. All that it does not name stays, except
+                what a preset measured with the old value, such as `launches` beside `forward`, and a range in
+                `uncertain` of a changed field.
             attributes: New values of attributes, as settings or as mappings of their attributes.
 
         Raises:

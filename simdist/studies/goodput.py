@@ -93,7 +93,7 @@ def _percent_with_interval(center: float, interval: Interval | None) -> str:
 
 def _points(center: float, interval: Interval | None) -> str:
     half = 50 * (interval[1] - interval[0]) if interval else 0.0
-    return f"{100 * center:+.1f}" + (f" ± {half:.1f}" if half >= 0.05 else "")
+    return f"{100 * center:+z.1f}" + (f" ± {half:.1f}" if half >= 0.05 else "")
 
 
 def percent_in_range(center: float, interval: Interval) -> str:

@@ -187,6 +187,14 @@ def test_a_planned_interruption_repeats_steps_only_without_time_to_save(notice: 
     assert found.n_repeated == repeated
 
 
+@pytest.mark.parametrize("cause", [{"effect": "planned"}, {"effect": "slow", "factor": 1.0, "found_after": "1 s"}])
+def test_without_files_an_interruption_loses_all_steps_also_if_a_time_ends_the_job(cause: dict) -> None:
+    """The process that is lost 20 s later is met, too."""
+    causes = at("100 s", **cause), at("120 s", effect="process")
+    found = suffered(failing(*causes), job(n_steps=None, horizon_s=300.0))
+    assert (found.n_attempts, found.n_steps) == (3, 180)
+
+
 def test_spares_take_the_places_of_nodes_until_there_are_none() -> None:
     """The third failure waits for the scheduler; the fourth takes the first node, repaired after 1,000 s."""
     causes = at("1000 s", "1100 s", "1200 s", "2500 s", effect="node")
