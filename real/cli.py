@@ -18,13 +18,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import click
+import torch
 
 from real import jobs, models
 from real.data.inputs import DataOptions, InputReader, open_input
 from real.data.tallies import Tally, gather_tallies, reads_of, salvage_tallies, tally_path, totals
 from real.execution.attempts import PerformedAttempt, begin_attempt
 from real.execution.one_rank import perform_among_simulated
-from real.execution.running import RunReport, check_world, perform_run
+from real.execution.running import ProgramSpec, RunReport, check_world, perform_run
 from real.processes.exit_codes import run_command
 from real.processes.launch import Connection, choose_device, connect, place
 from real.programs.precision import AUTOCAST
@@ -96,6 +97,11 @@ def main(args: Sequence[str] | None = None) -> int:
     metavar="MODULE:FUNCTION",
     help=f"What performs the disturbances of links and other jobs' flows of a scenario; {NO_LINKS} leaves them out.",
 )
+@click.option(
+    "--failures",
+    metavar="MODULE:FUNCTION",
+    help="What lets nodes and links of a run with failures fail.  [default: ranks end, and pause]",
+)
 @click.option("rank", "--rank", type=click.IntRange(0), help="With --peers: the rank that this process is.")
 @click.option(
     "--peers",
@@ -122,6 +128,7 @@ def _command(**given: Any) -> None:
                 _one_among_simulated(each, build, options)
         return
     perform_links = jobs.find_links(options.links)
+    options.fail_node = jobs.find_failures(options.failures)
     here = place(os.environ)
     runs = _runs(options)
     for each in runs:
@@ -176,6 +183,8 @@ def _runs(options: SimpleNamespace) -> list[RunDirectory]:
 def _check_failures(run: RunDirectory, options: SimpleNamespace, *, n_runs: int) -> None:
     """Refuse a run with failures that cannot go on after them."""
     if not run.failures:
+        if options.failures:
+            raise ScenarioError(f"{run.path}: has no failures; leave --failures out")
         return
     if n_runs > 1:
         raise ScenarioError(f"{run.path}: has failures, after which all ranks start again: give this run alone")
@@ -222,17 +231,17 @@ def _one(
         try:
             source = _open_input(stack, connection, run, options)
             begins = stack.enter_context(jobs.open_links(run, perform_links, rank))
-            program = jobs.program_spec(
-                rank,
-                connection.device,
-                run,
-                build,
-                source,
-                name=options.program,
-                precision=_precision(run, options),
-                saved=jobs.Saved(options.checkpoints, attempt),
+            program = _program(rank, connection.device, run, build, options, source=source, attempt=attempt)
+            done = perform_run(
+                connection,
+                run.plan,
+                run.delays,
+                program,
+                parts=parts,
+                begins=begins,
+                attempt=attempt,
+                fail_node=options.fail_node,
             )
-            done = perform_run(connection, run.plan, run.delays, program, parts=parts, begins=begins, attempt=attempt)
             counted = _count(connection, run, source)
             if done:
                 done = _save(run, *done, counted, options.links if run.scenario.has_links else None)
@@ -251,6 +260,28 @@ def _one(
         attempt.forget()
     if done:
         print(_summary(run, *done), flush=True)  # noqa: T201 (the terminal of a run)
+
+
+def _program(
+    rank: int,
+    device: torch.device,
+    run: RunDirectory,
+    build: jobs.Build | None,
+    options: SimpleNamespace,
+    *,
+    source: InputReader | None = None,
+    attempt: PerformedAttempt | None = None,
+) -> ProgramSpec:
+    return jobs.program_spec(
+        rank,
+        device,
+        run,
+        build,
+        source,
+        name=options.program,
+        precision=_precision(run, options),
+        saved=jobs.Saved(options.checkpoints, attempt),
+    )
 
 
 def _begin_attempt(
@@ -279,16 +310,7 @@ def _one_among_simulated(run: RunDirectory, build: jobs.Build | None, options: S
     """Perform a run on one real rank among simulated peers, and write its trace."""
     _check_not_measured(run, options)
     device = choose_device(options.device)
-    program = jobs.program_spec(
-        options.rank,
-        device,
-        run,
-        build,
-        None,
-        name=options.program,
-        precision=_precision(run, options),
-        saved=jobs.Saved(options.checkpoints),
-    )
+    program = _program(options.rank, device, run, build, options)
     simulated, peers = jobs.simulate_peers(run, options.rank)
     done = perform_among_simulated(run.plan, run.delays, program, peers, device=device, channels=options.channels)
     source = f"real rank {options.rank}, peers simulated, on {device.type}, {program.name}"

@@ -22,7 +22,7 @@ from simdist.scenario.failures import Failures
 from simdist.traces.times_of_steps import TimesOfSteps, times_of_steps
 from simdist.traces.trace import Trace
 
-_KINDS: dict[str, FailureKind] = {"hang": "hang", "flap": "hang", "slow": "slow", "planned": "planned"}
+_KINDS: dict[str, FailureKind] = {"node": "lost", "hang": "hang", "flap": "hang", "slow": "slow", "planned": "planned"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.effects import Uses
+from simdist.scenario.uncertain import Range, check_ranges
 from simdist.settings.base import Fault, Settings, nearest, refuse, shown, unchecked_copy
 from simdist.settings.units import Factor, Fraction, RatePerSecond, Seconds, Whole
 
@@ -304,22 +305,27 @@ class Failures(Settings):
     """What ends or disturbs the job, what it does about it, and what that takes.
 
     Args:
+        source: Where its numbers are from.
         causes: One or more, with distinct names.
         recovery: What it takes to go on.
         on_failure: `restart` all ranks; likewise with `spare` nodes; or `continue` with a replica less.
         spares: Nodes that wait for others to fail.
         step_factor: Step times of this policy over those without it, such as of a manager that each step asks.
+        uncertain: Ranges of its numbers, by path, such as `causes[0].rate`.
     """
 
+    source: str = ""
     causes: Annotated[tuple[FailureCause, ...], Field(min_length=1)]
     recovery: Recovery = Recovery()
     on_failure: OnFailure = "restart"
     spares: Annotated[Whole, Field(ge=0)] = 0
     step_factor: Factor = 1.0
+    uncertain: dict[str, Range] = Field(default_factory=dict, exclude_if=lambda ranges: not ranges)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         refuse("Failures", self._faults())
+        check_ranges(self, self.uncertain)
         return self
 
     def _faults(self) -> Iterator[Fault]:

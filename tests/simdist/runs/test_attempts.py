@@ -187,10 +187,12 @@ def test_a_planned_interruption_repeats_steps_only_without_time_to_save(notice: 
     assert found.n_repeated == repeated
 
 
-@pytest.mark.parametrize("length", [{"n_steps": 300}, {"n_steps": None, "horizon_s": 401.0}])
-def test_a_planned_interruption_without_files_repeats_all_steps(length: dict[str, float]) -> None:
-    found = suffered(failing(at("101 s", effect="planned")), job(**length))
-    assert (found.n_attempts, found.n_repeated, found.n_steps, found.total_s) == (2, 101, 300, 401.0)
+@pytest.mark.parametrize("cause", [{"effect": "planned"}, {"effect": "slow", "factor": 1.0, "found_after": "1 s"}])
+def test_without_files_an_interruption_loses_all_steps_also_if_a_time_ends_the_job(cause: dict) -> None:
+    """The process that is lost 20 s later is met, too."""
+    causes = at("100 s", **cause), at("120 s", effect="process")
+    found = suffered(failing(*causes), job(n_steps=None, horizon_s=300.0))
+    assert (found.n_attempts, found.n_steps) == (3, 180)
 
 
 def test_spares_take_the_places_of_nodes_until_there_are_none() -> None:
