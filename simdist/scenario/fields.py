@@ -29,7 +29,7 @@ _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+|\[\d+\])*", re.ASCII)
 _PARTS = re.compile(r"\w+", re.ASCII)
 _MAX_DIGITS = 9  # of an index
 #: Parts of a scenario that may be just a name.
-BASED = ("cluster", "workload")
+BASED = ("cluster", "workload", "failures")
 
 _STANDING_FOR_OTHERS = {  # keys that are read before the settings are
     **{(part, base): f"{part}.{base}" for part in BASED for base in BASES},

@@ -1,4 +1,4 @@
-"""The clusters, workloads and scenarios that ship with simdist, as files in the folder `presets`."""
+"""The clusters, workloads, failures and scenarios that ship with simdist, as files in the folder `presets`."""
 
 import functools
 from importlib import resources
@@ -11,7 +11,9 @@ from simdist.scenario.strict_yaml import BASES, RIVALS
 from simdist.scenario.workload import TIMES, unmeasured
 from simdist.settings.base import Settings, SettingsGroup, key_of, nearest, refuse, shown, stated
 
-PresetKind: TypeAlias = Literal["clusters", "workloads", "scenarios"]
+PresetKind: TypeAlias = Literal["clusters", "workloads", "failures", "scenarios"]
+
+_KINDS: dict[Part, PresetKind] = {"cluster": "clusters", "workload": "workloads", "failures": "failures"}
 
 
 def names(kind: PresetKind) -> list[str]:
@@ -50,7 +52,7 @@ def expand(part: Part, value: object, *, folder: Path = Path()) -> object:
     >>> isinstance(tree, dict) and tree["nodes"]
     3
     """
-    kind: PresetKind = "clusters" if part == "cluster" else "workloads"
+    kind = _KINDS[part]
     if isinstance(value, str):
         if value not in names(kind):
             raise ValueError(_unknown(kind, value))
@@ -81,7 +83,7 @@ def expand(part: Part, value: object, *, folder: Path = Path()) -> object:
 
 
 def with_base(settings: Settings, in_file: dict[str, Any]) -> dict[str, Any]:
-    """Return a cluster or a workload as a file has it: the keys that the user wrote, and a `base` with the others."""
+    """Return a part of a scenario as a file has it: the keys that the user wrote, and a `base` with the others."""
     own, base = _apart(settings, in_file)
     moved = {"uncertain", *(rival for key in own for rival in RIVALS.get(key, ()))}  # which `expand` would drop
     own |= {key: base.pop(key) for key in [*base] if key in moved}
@@ -173,7 +175,13 @@ def _at(tree: object, path: str) -> object:
     from simdist.scenario.fields import parse_path
 
     for key in parse_path(path):
-        tree = tree.get(key) if isinstance(tree, dict) else None
+        match tree:
+            case dict():
+                tree = tree.get(key)
+            case list() if isinstance(key, int) and key < len(tree):
+                tree = tree[key]
+            case _:
+                return None
     return tree
 
 

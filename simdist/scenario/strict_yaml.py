@@ -32,7 +32,7 @@ except ImportError:  # PyYAML without libyaml
 
 Path: TypeAlias = tuple[str | int, ...]
 
-#: Keys of a cluster or a workload under which it names, or has, what its other keys override.
+#: Keys of a cluster, a workload or failures under which it names, or has, what its other keys override.
 BASES = ("preset", "file", "base")
 #: Keys that say the same in two ways, or that belong to a measurement. One written over a preset replaces the others.
 RIVALS = {
