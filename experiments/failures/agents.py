@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import IO
 
 import network
@@ -145,7 +146,7 @@ def _torchrun(options: Mapping[str, object]) -> list[str]:
     """Return a command with real-time priority, as ranks that sleep and communicate have it."""
     own = {"nproc-per-node": 1, "max-restarts": 20}
     written = [f"--{name}" if value is None else f"--{name}={value}" for name, value in {**options, **own}.items()]
-    return network.realtime([sys.executable, "-m", "torch.distributed.run", *written])
+    return network.realtime([sys.executable, str(Path(__file__).parent / "agent.py"), *written])
 
 
 def _start(
