@@ -71,6 +71,10 @@ CASES = (
     Case([("process", 26, 1), ("flap", 57, 0), ("hang", 88, 2), ("node", 176, 1)], every=15, mode="async"),
     Case([("flap", 90, 2)], every=10),
     Case([("planned", 40, 0), ("process", 79, 1), ("node", 101, 3), ("hang", 190, 2)], every=20),
+    Case([("flap", 21, 0), ("process", 108, 2)], every=10, mode="async"),
+    Case([("process", 9, 3), ("hang", 171, 1), ("flap", 183, 2)], every=10),
+    Case([("process", 60, 2), ("process", 85, 0), ("process", 110, 1), ("process", 189, 3)], every=25),
+    Case([("hang", 18, 2), ("flap", 80, 1), ("node", 119, 0)], every=30, policy="spare"),
 )
 TINY = Case([("process", 7, 1)], every=5)
 
@@ -143,7 +147,7 @@ def perform(scenario: Scenario, folder: Path, *, policy: str = "restart", tiny: 
     run_directory.write(path, scenario, built.plan, drawn, failures)
     wanted = ["-m", "real", str(path), "--checkpoints", str(folder / "saved"), "--timeout", f"{TIMEOUT_S:g}"]
     wanted += ["--program", "sleeping_model:build"]
-    environ = {"SIMDIST_LOSSES": str(folder), "PYTHONPATH": os.pathsep.join([str(HERE), str(EMULATED)])}
+    environ = {"SIMDIST_LOSSES": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)}
     n_ranks = built.plan.world_size
     if tiny:
         launch = ("torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}", "--max-restarts=9")
