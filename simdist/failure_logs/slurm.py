@@ -11,6 +11,7 @@ Else it is not known where several jobs ran at once: then all before the end of 
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -43,6 +44,8 @@ _ENDS = {
     "RESIZING": "resized while running",
 }
 _ROOT = ("0", "root")
+_WHOLE_JOB = re.compile(r"[_+]")  # of an array, of a heterogeneous job
+_MANY = 5
 
 
 def slurm_failures(jobs: Sequence[SlurmJob], name: str, *, begin_s: float | None = None) -> LoggedFailures:
@@ -127,7 +130,7 @@ def _is_interruption(job: SlurmJob) -> bool:
 
 def _interruption(job: SlurmJob) -> Interruption:
     cause, effect = _CAUSES[job.state]
-    return Interruption(job.end_s, cause, effect, job.hosts, frozenset([job.job_id.split("_")[0]]))
+    return Interruption(job.end_s, cause, effect, job.hosts, frozenset([_WHOLE_JOB.split(job.job_id)[0]]))
 
 
 def _at_s(event: Interruption) -> float:
@@ -164,6 +167,10 @@ def _notes(jobs: Sequence[SlurmJob]) -> list[str]:
     n_root = sum(_other_end(job) == "cancelled by root" for job in jobs)
     if n_root:
         notes.append(f"{n_root} jobs were cancelled by root: add them if nodes were drained because they failed.")
+    if len(jobs) >= _MANY and all(map(_is_interruption, jobs)):
+        notes.append(
+            "Every job in it was interrupted: with sacct --state the others are left out, and rates too large."
+        )
     if any(job.state == "FAILED" for job in jobs):
         notes.append("FAILED does not tell a fault of a GPU from a mistake in a program: leave out jobs of debugging.")
     return notes

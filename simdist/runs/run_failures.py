@@ -50,7 +50,7 @@ def step_failures(scenario: Scenario, plan: Plan, costs: Costs, delays: Delays) 
         delays: Those of the scenario's seed.
 
     Raises:
-        ScenarioError: The policy does not fit the job.
+        PlanError: The policy does not fit the job.
     """
     failures = scenario.failures
     if failures is None:
@@ -70,7 +70,7 @@ def suffer_run(scenario: Scenario, simulated: Trace) -> SufferedRun:
         simulated: A trace of its plan.
 
     Raises:
-        ScenarioError: The policy does not fit the job.
+        PlanError: The policy does not fit the job.
     """
     assert scenario.failures is not None
     return _suffer(scenario, scenario.failures, simulated.plan, times_of_steps(simulated))

@@ -56,6 +56,8 @@ _MOST_READABLE = 10_000  # of a unit
 _LEAST_S = 1e-13  # less is what rounding leaves of a difference
 _MOST_WHOLE = 10**9  # of the ends of a range
 _MOST_STEPS = 10**15
+_MOST_TRAINED_S = 1e12
+_MOST_PER_S = 1e9
 _ROUNDING_SHARE = 0.0005  # prints as 0.0 %
 _BIT = Decimal("0.125")
 _SECONDS_PREFIXES = {"": "1", "m": "1e-3", "u": "1e-6", "\N{MICRO SIGN}": "1e-6", "n": "1e-9"}
@@ -167,6 +169,8 @@ def parse_rate(value: object) -> float:
     rate = _decimal(value, number, context.divide(Decimal("0.01") if percent else Decimal(1), length_s))
     if rate < 0:
         raise ValueError(f"{shown(value)} is negative: {example}")
+    if rate > _MOST_PER_S:
+        raise ValueError(f"{shown(value)}: write {_MOST_PER_S:,.0f} per s or less")
     return rate
 
 
@@ -252,6 +256,8 @@ def _read_steps_or_time(value: object) -> int | Elapsed:
         seconds = parse_seconds(value)
         if not seconds:
             raise ValueError(f"{shown(value)}: write a time above 0 s, e.g. 30 min, or a number of steps")
+        if seconds > _MOST_TRAINED_S:
+            raise ValueError(f"{shown(value)}: write {_MOST_TRAINED_S:,.0f} s or less")
         return Elapsed(seconds)
     return _read_steps(value)
 

@@ -211,7 +211,8 @@ class GoodputRow:
             money (float): Only with a price: cost of the job, spare nodes included.
             step_s, calm_step_s (float): Seconds per step while nothing fails, and without stragglers too.
             repeated_steps, attempts (float): Steps that were done again; starts of all ranks.
-            gave_up (float): Share of the seeds in which no try to start again succeeded.
+            gave_up (float): Share of the seeds in which the job was given up: no try to start again succeeded, or 1,000
+                failures in a row left no newer file.
             shares (object): By category: share of the time.
             causes (object): By cause: `failures` (float), `lost_s` (float), with a price `money` (float).
             every_steps (int): Only with checkpoints: interval as stated, in steps.
@@ -479,9 +480,9 @@ def goodput(
         progress: See `Progress`.
 
     Raises:
-        ScenarioError: The scenario has no `failures` or no `train_for`, there is no such baseline, or a policy does not
-            fit a schedule.
-        PlanError: A schedule does not fit the cluster.
+        ScenarioError: The scenario has no `failures` or no `train_for`, or there is no such baseline.
+        PlanError: A schedule does not fit the cluster, or a policy does not fit the schedule.
+        UnsupportedError: More failures are expected than can be simulated.
     """
     scenario = load(scenario)
     if n_seeds < 1:
@@ -624,7 +625,8 @@ def _of_rows(rows: Sequence[GoodputRow]) -> Iterator[Remark]:
         if share >= _LEAST_SHARE:
             added[each.schedule] = f"{each.schedule} {format_share(share)}"
         if gave_up := each.suffered.mean(lambda found: found.gave_up):
-            text = f"{each.label}: in {format_share(gave_up)} of the seeds no try to start again succeeded"
+            text = f"{each.label}: in {format_share(gave_up)} of the seeds the job was given up: no try to start again "
+            text += "succeeded, or 1,000 failures in a row left no newer file"
             yield Remark("accuracy", text, each.schedule)
     if added:
         text = "ETTR counts slow steps, data stalls and absent replicas as training, and goodput does not"

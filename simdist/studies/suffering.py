@@ -18,7 +18,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.errors import ScenarioError
+from simdist.errors import UnsupportedError
 from simdist.plan.ops import Destination
 from simdist.runs.attempts import CATEGORIES, Goodput, LongJob, attempts
 from simdist.runs.building import in_steps, job
@@ -152,7 +152,8 @@ def suffer(failures: Failures, trained: SteadySchedule, seeds: Sequence[int]) ->
     """Let a schedule suffer the failures of some seeds.
 
     Raises:
-        ScenarioError: The policy does not fit the schedule, or more failures are expected than can be simulated.
+        PlanError: The policy does not fit the schedule.
+        UnsupportedError: More failures are expected than can be simulated.
     """
     _check_number(failures, trained.job)
     outcomes = tuple(attempts(failures, trained.job, seed=seed) for seed in seeds)
@@ -168,7 +169,7 @@ def _check_number(failures: Failures, suffering: LongJob) -> None:
     per_s = math.fsum(_rates_per_s(suffering, failures.causes))
     n_failures = _length_s(suffering) * per_s
     if n_failures > _MOST_FAILURES:
-        raise ScenarioError(
+        raise UnsupportedError(
             f"failures.causes: {n_failures:,.0f} failures are expected in this job, at most {_MOST_FAILURES:,} are "
             f"simulated: a rate counts for each component; check rate and of, or write a shorter train_for"
         )

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from simdist.errors import ScenarioError
+from simdist.errors import PlanError, ScenarioError
 from simdist.runs.attempts import CATEGORIES, Attempt, Goodput, LongJob, Strike, attempts
 from simdist.runs.checkpointed_steps import Checkpoints
 from simdist.scenario.failures import Failures
@@ -241,7 +241,7 @@ def test_a_job_that_never_gets_on_is_given_up() -> None:
     failures = failing({"effect": "process", "of": "job", "rate": "1 per 1 min"}, recovery={"start": "10 min"})
     found = suffered(failures, job(checkpoints=Checkpoints(100)))
     assert (found.gave_up, found.n_steps) == (True, 0)
-    assert found.by_cause["cause 0"].n_failures >= 10_000
+    assert found.by_cause["cause 0"].n_failures >= 1000
 
 
 def test_who_is_not_helped_waits_without_more_failures() -> None:
@@ -415,7 +415,7 @@ def test_a_replica_is_copied_from_another_one() -> None:
 
 @pytest.mark.parametrize("policy", [{"on_failure": "continue"}, {"recovery": {"state": "replica"}}])
 def test_who_shards_over_all_ranks_has_no_replica_to_go_on_with(policy: dict) -> None:
-    with pytest.raises(ScenarioError, match="all ranks hold one replica of the model together"):
+    with pytest.raises(PlanError, match="all ranks hold one replica of the model together"):
         attempts(failing(at("1 s"), **policy), job(), seed=0)
 
 

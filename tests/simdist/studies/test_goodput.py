@@ -9,7 +9,7 @@ import pytest
 from commandline import call, write
 
 import simdist
-from simdist.errors import ScenarioError
+from simdist.errors import ScenarioError, UnsupportedError
 from simdist.runs.attempts import CATEGORIES
 from simdist.runs.checkpoint_costs import checkpoint_costs
 from simdist.scenario import loads
@@ -171,7 +171,9 @@ def test_where_the_baseline_trains_nothing_there_is_no_speed_up():
 
 
 def test_rates_that_nobody_could_mean_are_refused_at_once():
-    with pytest.raises(ScenarioError, match=r"1,728,000 failures are expected .* check rate and of"):
+    with pytest.raises(
+        UnsupportedError, match=r"^sync, on_failure: restart: .* 1,728,000 failures are expected .* check rate and of"
+    ):
         goodput(job("{causes: [{cause: gpu, of: job, rate: 1 per s, effect: process}]}"))
 
 
