@@ -20,10 +20,14 @@ from torch.distributed.run import main
 import real.cli  # noqa: F401
 
 
-class _Fork(subprocess.Popen):  # type: ignore[type-arg]
+class _Fork(subprocess.Popen[bytes]):
     """A fork of this process that does as `python -u -m MODULE ARGUMENTS`."""
 
-    def _execute_child(self, command: list[str], *given: Any, **more: Any) -> None:
+    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        self._environment = environment
+        super().__init__(command)
+
+    def _execute_child(self, command: list[str], *_: Any) -> None:
         self._child_created = True
         self.pid = os.fork()
         if self.pid:
@@ -32,7 +36,7 @@ class _Fork(subprocess.Popen):  # type: ignore[type-arg]
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.environ.update(_environment)
+        os.environ.update(self._environment)
         sys.argv = command[3:]
         code: Any = 0
         try:
@@ -47,12 +51,8 @@ class _Fork(subprocess.Popen):  # type: ignore[type-arg]
         os._exit(code)
 
 
-_environment: dict[str, str] = {}
-
-
 def _fork(_: object, command: tuple[str, ...], environment: dict[str, str]) -> _Fork:
-    _environment.update(environment)
-    return _Fork(list(command))
+    return _Fork(list(command), environment)
 
 
 if __name__ == "__main__":
