@@ -31,6 +31,7 @@ class FailingProgram(Program):
         await_saved: Waits until the checkpoint before a step is written, if ranks block for it, or if told so.
         most_hang_s: A hang that nobody has found after so many seconds ends in an error.
         saving: The operations that write a checkpoint; none if the plan has none.
+        begins: Called with each step that the rank begins, before it may fail.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class FailingProgram(Program):
         await_saved: Callable[[int, bool], None],
         most_hang_s: float,
         saving: Sequence[ops.Copy | ops.Save],
+        begins: Callable[[int], None] | None = None,
     ) -> None:
         self._program = program
         self._due = list(due)
@@ -51,6 +53,8 @@ class FailingProgram(Program):
         self._await_saved = await_saved
         self._most_hang_s = most_hang_s
         self._saving = saving
+        self._begins = begins
+        self._step = -1
         self._slower_s = 0.0
 
     def load(self, op: ops.Load, number: int) -> None:
@@ -63,6 +67,9 @@ class FailingProgram(Program):
 
     def forward(self, parts: Sequence[ops.Forward], step: int, complete: Callable[[], object]) -> None:
         """Fail if it is time to, then let the program compute."""
+        if self._begins is not None and step != self._step:
+            self._begins(step)
+        self._step = step
         while self._due and self._due[0][1].step <= step:
             number, failure = self._due.pop(0)
             self._strike(number, failure, step)
@@ -74,7 +81,7 @@ class FailingProgram(Program):
         self._program.backward(buckets, complete)
 
     def _strike(self, number: int, failure: StepFailure, step: int) -> None:
-        if failure.kind == "planned" and step:
+        if failure.kind == "planned" and step and failure.ends_attempt:
             for op in self._saving:
                 self._program.perform(op, step - 1)
         if failure.ends_attempt:

@@ -103,3 +103,10 @@ class Program(abc.ABC):
             complete: Call it once for each bucket, in that order, as soon as its gradients are ready. It may block, and
                 may perform other operations.
         """
+
+    def state(self) -> Tensor:
+        """Return all that another rank needs to go on as this one does, uint8 `[nbytes]`, between two steps."""
+        return torch.empty(0, dtype=torch.uint8)
+
+    def take_state(self, state: Tensor) -> None:  # noqa: B027  (there is none)
+        """Go on as the rank that `state` is from."""

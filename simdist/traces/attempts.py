@@ -8,7 +8,7 @@ failed      a failure of the run struck; or else, the last recorded operation en
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -199,25 +199,33 @@ def join_attempts(attempts: Sequence[tuple[int, Trace]]) -> Trace:
         )
         ready_s, start_s, end_s = times
         late = {at: ranks for at, ranks in whole.late.items() if at < row} | dict(trace.late)
-        whole = replace(trace, ready_s=ready_s, start_s=start_s, end_s=end_s, late=late)
+        absent = {
+            rank: (
+                *((a, min(b, first_step)) for a, b in whole.absent.get(rank, ()) if a < first_step),
+                *trace.absent.get(rank, ()),
+            )
+            for rank in sorted({*whole.absent, *trace.absent})
+        }
+        whole = replace(trace, ready_s=ready_s, start_s=start_s, end_s=end_s, late=late, absent=absent)
     return whole
 
 
-def without_absences(trace: Trace, log: AttemptLog, start_s: float) -> Trace:
+def without_absences(trace: Trace, absences: Iterable[Absence], pauses: Sequence[Pause], start_s: float) -> Trace:
     """Leave out what ranks did that the others went on without, and the pauses of the others.
 
     A step that a rank has not finished before it was back counts as not begun.
 
     Args:
-        trace: Of an attempt; it has the absences of this attempt only.
-        log: The attempts.
+        trace: Of an attempt.
+        absences: Those of this attempt.
+        pauses: The same, in order.
         start_s: The start of the trace, in seconds since 1970.
     """
     first = trace.plan.first_instances()
     index = StepIndex(trace.plan, [len(body) for body in trace.plan.bodies])
     times = [array.copy() for array in _times(trace)]
     absent: dict[int, tuple[tuple[int, int], ...]] = {}
-    for each in log.absences:
+    for each in absences:
         last_step = trace.plan.n_steps if each.last_step is None else each.last_step
         begin = each.first_step
         while begin < last_step and np.isfinite(trace.end_s[first[begin] : first[begin + 1], each.rank]).all():
@@ -225,7 +233,7 @@ def without_absences(trace: Trace, log: AttemptLog, start_s: float) -> Trace:
         for array in times:
             array[index.before(begin) : index.before(last_step), each.rank] = np.nan
         absent[each.rank] = (*absent.get(each.rank, ()), (begin, last_step))
-    for pause in reversed(log.pauses):
+    for pause in reversed(pauses):
         begin_s = pause.begin_s - start_s
         times = [array - np.clip(array - begin_s, 0.0, pause.length_s) for array in times]
     ready_s, began_s, end_s = times
