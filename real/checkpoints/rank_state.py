@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from real.programs.base import on_host
+from real.buffers.memory import on_host
 from simdist.errors import RunError
 
 # Sections of the trained state. Before the first step, those of rank 0 apply to all ranks.
