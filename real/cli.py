@@ -13,12 +13,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import click
+import torch
 
 from real import jobs, models
 from real.collectives.worlds import check_performable
@@ -120,6 +120,11 @@ def main(args: Sequence[str] | None = None) -> int:
     default=9,
     help="Of each replica, where `python -m real RUN` starts them.",
 )
+@click.option(
+    "--failures",
+    metavar="MODULE:FUNCTION",
+    help="What lets nodes and links of a run with failures fail.  [default: ranks end, and pause]",
+)
 @click.option("rank", "--rank", type=click.IntRange(0), help="With --peers: the rank that this process is.")
 @click.option(
     "--peers",
@@ -146,6 +151,7 @@ def _command(**given: Any) -> None:
                 _one_among_simulated(each, build, options)
         return
     perform_links = jobs.find_links(options.links)
+    options.fail_node = jobs.find_failures(options.failures)
     runs = _runs(options)
     if runs[0].others_go_on:
         _continue(runs[0], build, options)
@@ -192,7 +198,11 @@ def _continue(run: RunDirectory, build: jobs.Build | None, options: SimpleNamesp
     ):
         for name, value in _identity(run, options).items():
             replica.membership.agree(name, value)
-        spec = partial(_spec, replica.connection, run, build, None, options)
+
+        def make_spec(attempt: PerformedAttempt) -> ProgramSpec:
+            connection = replica.connection
+            return _program(options.replica, connection.device, run, build, options, attempt=attempt)
+
         done = ContinuedRun(
             replica,
             run.path,
@@ -201,9 +211,10 @@ def _continue(run: RunDirectory, build: jobs.Build | None, options: SimpleNamesp
             run.failures,
             jobs.Saved(options.checkpoints).files(run, build, options.replica),
             parts=run.path / PARTS,
-            make_spec=spec,
+            make_spec=make_spec,
             started_s=options.started_s,
             anew=options.force,
+            fail_node=options.fail_node,
         ).perform()
         if done:
             print(_summary(run, *_save(run, *done, None, None)), flush=True)  # noqa: T201 (the terminal of a run)
@@ -247,6 +258,8 @@ def _check_failures(run: RunDirectory, options: SimpleNamespace, *, n_runs: int)
             f"{run.path}: --meet: its ranks do not go on without others (failures.on_failure: continue)"
         )
     if not run.failures and not run.others_go_on:
+        if options.failures:
+            raise ScenarioError(f"{run.path}: has no failures; leave --failures out")
         return
     if n_runs > 1:
         raise ScenarioError(f"{run.path}: has failures, after which all ranks start again: give this run alone")
@@ -293,8 +306,17 @@ def _one(
         try:
             source = _open_input(stack, connection, run, options)
             begins = stack.enter_context(jobs.open_links(run, perform_links, rank))
-            program = _spec(connection, run, build, source, options, attempt)
-            done = perform_run(connection, run.plan, run.delays, program, parts=parts, begins=begins, attempt=attempt)
+            program = _program(rank, connection.device, run, build, options, source=source, attempt=attempt)
+            done = perform_run(
+                connection,
+                run.plan,
+                run.delays,
+                program,
+                parts=parts,
+                begins=begins,
+                attempt=attempt,
+                fail_node=options.fail_node,
+            )
             counted = _count(connection, run, source)
             if done:
                 done = _save(run, *done, counted, options.links if run.scenario.has_links else None)
@@ -315,18 +337,19 @@ def _one(
         print(_summary(run, *done), flush=True)  # noqa: T201 (the terminal of a run)
 
 
-def _spec(
-    connection: Connection,
+def _program(
+    rank: int,
+    device: torch.device,
     run: RunDirectory,
     build: jobs.Build | None,
-    source: InputReader | None,
     options: SimpleNamespace,
-    attempt: PerformedAttempt | None,
+    *,
+    source: InputReader | None = None,
+    attempt: PerformedAttempt | None = None,
 ) -> ProgramSpec:
-    """Return the program of this rank."""
     return jobs.program_spec(
-        connection.place.rank,
-        connection.device,
+        rank,
+        device,
         run,
         build,
         source,
@@ -362,16 +385,7 @@ def _one_among_simulated(run: RunDirectory, build: jobs.Build | None, options: S
     """Perform a run on one real rank among simulated peers, and write its trace."""
     _check_not_measured(run, options)
     device = choose_device(options.device)
-    program = jobs.program_spec(
-        options.rank,
-        device,
-        run,
-        build,
-        None,
-        name=options.program,
-        precision=_precision(run, options),
-        saved=jobs.Saved(options.checkpoints),
-    )
+    program = _program(options.rank, device, run, build, options)
     simulated, peers = jobs.simulate_peers(run, options.rank)
     done = perform_among_simulated(run.plan, run.delays, program, peers, device=device, channels=options.channels)
     source = f"real rank {options.rank}, peers simulated, on {device.type}, {program.name}"

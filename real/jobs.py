@@ -18,6 +18,7 @@ from real.checkpoints.planned import CheckpointFiles
 from real.data.inputs import BatchFeed, InputReader, batch_buffers
 from real.data.sample_index import check_labels
 from real.execution.attempts import PerformedAttempt
+from real.execution.failing import FailNode
 from real.execution.gpu import Spin
 from real.execution.running import MakeProgram, ProgramSpec
 from real.kernels.topk import KERNELS_FROM
@@ -115,6 +116,23 @@ def find_links(name: str | None) -> PerformLinks | None:
         raise ScenarioError(f"--links {name}: write MODULE:FUNCTION, or {NO_LINKS} to leave out what links do")
     perform: PerformLinks = _imported("--links", name, like="real.jobs.PerformLinks")
     return perform
+
+
+def find_failures(name: str | None) -> FailNode | None:
+    """Return what lets nodes and links fail.
+
+    Args:
+        name: `MODULE:FUNCTION`, which is imported; None if nothing does.
+
+    Raises:
+        ScenarioError: There is no such function.
+    """
+    if name is None:
+        return None
+    if ":" not in name:
+        raise ScenarioError(f"--failures {name}: write MODULE:FUNCTION, or leave it out")
+    fail_node: FailNode = _imported("--failures", name, like="real.execution.failing.FailNode")
+    return fail_node
 
 
 def check_links(run: RunDirectory, name: str | None) -> None:

@@ -10,12 +10,16 @@ goes on. On several GPUs, some parts give way to the comparison of ranks on all 
 row that is measured, so whatever ends this command, they are kept. Clusters, workloads and traces, from which
 predictions can be made again, go to an archive beside them after every part.
 
-Exit status: 0 if every part is done; 1 if one is not, or if a test failed; 2 if packages or the GPU are missing.
+Parts have limits for errors and times; what holds and what misses them is printed.
+
+Exit status: 0 if every part is done, also if it misses a limit; 1 if one is not, or if a test failed; 2 if packages or
+the GPU are missing.
 """
 
 import argparse
 import contextlib
 import datetime
+import importlib
 import importlib.util
 import io
 import json
@@ -39,6 +43,7 @@ from typing import IO, Any, Literal
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "experiments" / "gpu"
+sys.path.insert(0, str(HERE))
 RESULTS = HERE / "results"
 DRY_RESULTS = ROOT / "runs" / "gpu-dry-run"
 FORMAT = "simdist-gpu-2"
@@ -377,7 +382,10 @@ def main(args: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parts = tuple(part for part in parts if options.dry_run or options.only or part.runs_on(facts["gpus"]))
     try:
-        return 0 if run_all(parts, results, options, begin_s) else 1
+        passed = run_all(parts, results, options, begin_s)
+        for line in summary(parts, results):
+            print(line, flush=True)
+        return 0 if passed else 1
     finally:
         results.close()
 
@@ -400,6 +408,17 @@ def run_all(parts: tuple[Part, ...], results: Results, options: argparse.Namespa
         failed = f", {n_failed} failed" if n_failed else ""
         print(f"{part.name}: {status}, {len(rows)} rows{failed} ({part.what})", flush=True)
     return passed
+
+
+def summary(parts: tuple[Part, ...], results: Results) -> list[str]:
+    """Return the lines on the limits of the parts that have rows for them."""
+    verdicts = importlib.import_module("verdicts").verdicts  # of the experiment
+    found = [(part, verdict) for part in parts for verdict in verdicts(part.name, results.rows(part))]
+    if not found:
+        return []
+    n_held = sum(verdict.is_held for _, verdict in found)
+    lines = [f"limits: {n_held} of {len(found)} are held"]
+    return lines + [f"  {part.name}: {verdict}" for part, verdict in found]
 
 
 if __name__ == "__main__":

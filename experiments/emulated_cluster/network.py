@@ -52,7 +52,7 @@ Scheduling = Literal["realtime", "batch", "ordinary"]
 
 _PREFIX = "simdist-emulated-"
 CLUSTER = "SIMDIST_EMULATED_CLUSTER"
-"""Variable that tells ranks which cluster they are on: prefix of its namespaces, and rate of its links."""
+"""Variable that tells ranks which node they are on: prefix of namespaces, number, and rate of its link."""
 ADDRESS = "10.77.0.{}"
 BACKGROUND_PORT = 7077
 """Where nodes take flows of other jobs; with `fair`, packets to it share links fairly with all others."""
@@ -132,7 +132,8 @@ class Node:
     @property
     def about(self) -> str:
         """What `CLUSTER` says on it."""
-        return json.dumps({"prefix": self.name.removesuffix(f"node{self.index}"), "rate_bps": self.rate_bps})
+        prefix = self.name.removesuffix(f"node{self.index}")
+        return json.dumps({"prefix": prefix, "index": self.index, "rate_bps": self.rate_bps})
 
 
 @contextmanager

@@ -97,6 +97,7 @@ def numbers(folder: Path) -> common.Row:
         schedule, ranks, steps: Of the plan.
         simulated_ms, measured_ms, error: A step; of one real rank among simulated ones, its own.
         operations: Kind of operation -> milliseconds of a step and rank, simulated and measured.
+        launch_bound: The host takes longer to launch a pass than the GPU to perform it.
         overlap: Share of the measured waiting that the simulation charges to the same rank in the same step.
         stragglers, charged: Those that alone made others wait in the simulation, and those of them that the measured
             trace charges with it; only if all ranks are real.
@@ -105,6 +106,7 @@ def numbers(folder: Path) -> common.Row:
     from study import charged  # of the experiment on the emulated cluster
 
     from simdist import scenario as scenarios
+    from simdist.cost.compute import ComputeCost
     from simdist.runs import run_directory
     from simdist.runs.calibrated import simulate_run
     from simdist.runs.run_directory import RunDirectory
@@ -126,6 +128,7 @@ def numbers(folder: Path) -> common.Row:
         "simulated_ms": per_step * found.simulated_s,
         "measured_ms": per_step * found.measured_s,
         "error": found.error,
+        "launch_bound": not ComputeCost(run.scenario.workload, run.scenario.cluster).hides_launches,
         "operations": {
             f"{kind.op} {kind.group}".strip(): (
                 per_step / n_ranks * kind.simulated_total_s,
@@ -200,7 +203,7 @@ def unpacked(archive: Path) -> Iterator[Path]:
 def predict_again(results: Path) -> tuple[int, list[str]]:
     """Predict the rows of recorded results again with today's model, and write them.
 
-    Predicted again are rows with a kept run, and step times of presets. Of one real rank among simulated ones, its own
+    Predicted again are rows with a kept run, and step times. Of one real rank among simulated ones, its own
     operations are: it meets the peers and collectives of the simulation of its day, as in the measurement.
 
     Args:
@@ -220,14 +223,15 @@ def predict_again(results: Path) -> tuple[int, list[str]]:
 
 
 def _curves_again(rows: Sequence[common.Row]) -> int:
-    """Predict step times of presets again; return how many."""
+    """Predict step times again; return how many."""
     import steps
 
-    measured = [row for row in rows if row["step_ms"] is not None]
-    for row in measured:
-        of = (row[name] for name in ("model", "precision", "batch_size", "preset"))
-        row["predicted_ms"] = steps.predicted_ms(*of)
-    return len(measured)
+    curves: dict[tuple[object, object], list[common.Row]] = {}
+    for row in rows:
+        curves.setdefault((row["model"], row["precision"]), []).append(row)
+    for curve in curves.values():
+        steps.predict(curve)
+    return sum(row["step_ms"] is not None for row in rows)
 
 
 def _runs_again(rows: Sequence[common.Row], archive: Path) -> tuple[int, list[str]]:

@@ -15,7 +15,10 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1]))  # simdist need not be installed
+sys.path[:0] = [str(HERE.parents[1]), str(HERE)]  # simdist need not be installed
+
+import published_curves  # noqa: E402  of this folder
+from verdicts import furthest_off, verdicts  # noqa: E402  of this folder
 
 from simdist.report import page_command  # noqa: E402
 
@@ -47,12 +50,25 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str
 
 def about(results: Mapping[str, Any], part: Mapping[str, Any]) -> str:
     """Return on what a part ran, and whether all of it did."""
-    releases = f"driver {results['driver']}, CUDA {results['cuda']}, NCCL {results['nccl']}, torch {results['torch']}, "
-    releases += f"triton {results['triton']}, numpy {results['numpy']}, Python {results['python']}"
     ended = "" if part["status"] == "done" else f" The part was not finished: {part['status']}."
+    return f"{_run(results)}.{ended}"
+
+
+def _run(results: Mapping[str, Any]) -> str:
+    """Name a run of the command."""
     gpus = f"{results['gpus']} x " if results.get("gpus", 1) > 1 else ""
     commit = f"{results['commit']}{' with changes' if results.get('dirty') else ''}"
-    return f"{gpus}{results['device']}, {results['date']}, commit {commit}, {releases}.{ended}"
+    return f"{gpus}{results['device']}, {results['date']}, commit {commit}"
+
+
+def _software(folder: Path) -> list[str]:
+    """Return a line on the software of each run that the tables show."""
+    shown = {_run(found[0]): found[0] for name in PARTS if (found := newest(name, folder)) is not None}
+    return [
+        f"* {name}: driver {of['driver']}, CUDA {of['cuda']}, NCCL {of['nccl']}, torch {of['torch']}, "
+        f"triton {of['triton']}, numpy {of['numpy']}, Python {of['python']}."
+        for name, of in shown.items()
+    ] or [NOTHING]
 
 
 def _number(value: float | None, digits: int = 2) -> str:
@@ -121,7 +137,7 @@ def _makespans(rows: Rows, groups: Mapping[str, str]) -> list[str]:
     headings = (*groups, "schedule", "simulated", "measured", "error", "operation furthest off", "waiting")
     cells = []
     for row in rows:
-        name, error = _furthest_off(row)
+        name, error = furthest_off(row)
         cells.append(
             (
                 *(row[key] for key in groups.values()),
@@ -134,17 +150,6 @@ def _makespans(rows: Rows, groups: Mapping[str, str]) -> list[str]:
             )
         )
     return table(headings, cells)
-
-
-def _furthest_off(row: Mapping[str, Any]) -> tuple[str, float]:
-    """Return the operation whose time is furthest off, of those of at least 2 % of the step, and its error."""
-    errors = {
-        name: simulated_ms / measured_ms - 1
-        for name, (simulated_ms, measured_ms) in row["operations"].items()
-        if measured_ms > 0.02 * row["measured_ms"] and name != "wait"
-    }
-    name = max(errors, key=lambda each: abs(errors[each]), default="")
-    return name, errors.get(name, 0.0)
 
 
 def _errors(rows: Rows) -> str:
@@ -308,8 +313,7 @@ def single(rows: Rows) -> list[str]:
             case "overhead":
                 lines.append(
                     f"* A step of {row['model']}, batch {row['batch_size']}, takes {row['simdist_ms']:.2f} ms with "
-                    f"`real.wrap` and {row['ddp_ms']:.2f} ms with DistributedDataParallel: {row['overhead']:+.1%} "
-                    "(goal: at most 1 %)."
+                    f"`real.wrap` and {row['ddp_ms']:.2f} ms with DistributedDataParallel."
                 )
             case _:
                 whole = "every operation ran" if row["every_operation_ran"] else "some operations did NOT run"
@@ -352,27 +356,34 @@ def delays(rows: Rows) -> list[str]:
 
 def steps(rows: Rows) -> list[str]:
     """Curves of the time per sample."""
-    headings = ("model", "precision", "batch", "step", "per sample", "over the largest batch", "predicted", "error")
-    best = {(row["model"], row["precision"]): row["ms_per_sample"] for row in rows if row["step_ms"] is not None}
+    headings = ("model", "precision", "batch", "step", "per sample", "by the presets", "error", "by two sizes", "error")
     cells = []
     for row in rows:
-        measured, predicted = row["step_ms"], row["predicted_ms"]
+        measured = row["step_ms"]
+        about = (row["model"], row["precision"], row["batch_size"])
         if measured is None:
-            cells.append((row["model"], row["precision"], row["batch_size"], row["note"], "", "", "", ""))
+            cells.append((*about, row["note"], *("",) * 5))
             continue
         cells.append(
             (
-                row["model"],
-                row["precision"],
-                row["batch_size"],
+                *about,
                 f"{measured:.2f} ms",
                 f"{row['ms_per_sample']:.3f} ms",
-                f"{row['ms_per_sample'] / best[row['model'], row['precision']] - 1:+.0%}",
-                "-" if predicted is None else f"{predicted:.2f} ms",
-                "-" if predicted is None else f"{predicted / measured - 1:+.0%}",
+                *_predicted(row["predicted_ms"], measured),
+                *_predicted(row["two_sizes_ms"], measured),
             )
         )
-    return table(headings, cells)
+    compared = [row for row in rows if row.get("two_sizes_ms") is not None]
+    errors = [{"error": row["two_sizes_ms"] / row["step_ms"] - 1} for row in compared]
+    said = ["", f"By two sizes: {len(errors)} steps, {_errors(errors)}."] if errors else []
+    return [*table(headings, cells), *said]
+
+
+def _predicted(predicted_ms: float | None, measured_ms: float) -> tuple[str, str]:
+    """Return the cells of a prediction and its error."""
+    if predicted_ms is None:
+        return "-", "-"
+    return f"{predicted_ms:.2f} ms", f"{predicted_ms / measured_ms - 1:+.0%}"
 
 
 PARTS = {
@@ -408,15 +419,39 @@ def trust(folder: Path = RESULTS) -> dict[str, str]:
     return found
 
 
+def _limits(name: str, part: Mapping[str, Any]) -> list[str]:
+    """Return the lines on the limits of a part."""
+    found = [f"* {each}" for each in verdicts(name, part["rows"])]
+    return [*found, ""] if found else []
+
+
 def tables(folder: Path = RESULTS) -> dict[str, str]:
     """Return name -> table, of all parts, and of `summary`, which the tables of trust repeat."""
     found: dict[str, str] = {}
     for name, make in PARTS.items():
         results = newest(name, folder)
-        lines = [NOTHING] if results is None else [about(*results), "", *make(results[1]["rows"])]
+        lines = (
+            [NOTHING]
+            if results is None
+            else [about(*results), "", *_limits(name, results[1]), *make(results[1]["rows"])]
+        )
         found[name] = "\n".join(lines)
+    found["software"] = "\n".join(_software(folder))
+    found["published"] = "\n".join(_published())
     found["summary"] = "\n".join(table(("compared with a GPU", "errors"), tuple(trust(folder).items())))
     return found
+
+
+def _published() -> list[str]:
+    """Return the table of published times by batch size."""
+    headings = ("GPU", "curves", "passes", "median error", "worst", "within 10 %")
+    cells = [
+        (name, n_curves, n_passes, f"{middle:.1%}", f"{worst:+.1%}", f"{within:.0%}")
+        for name, (n_curves, n_passes, middle, worst, within) in published_curves.summary(
+            published_curves.read()
+        ).items()
+    ]
+    return table(headings, cells)
 
 
 def again(folder: Path = RESULTS) -> None:
@@ -427,6 +462,7 @@ def again(folder: Path = RESULTS) -> None:
     for path in sorted(folder.glob("*.json")):
         n_rows, lacks = kept.predict_again(path)
         print("\n".join([f"{path.name}: {n_rows} rows are predicted again", *lacks]))
+    print(f"{published_curves.FILE.name}: {published_curves.predict_again()} rows are predicted again")
 
 
 if __name__ == "__main__":

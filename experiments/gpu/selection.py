@@ -28,6 +28,7 @@ def run(part: common.Part) -> None:
     import torch
 
     from real.calibration import machine
+    from real.kernels.topk import KERNELS_FROM
 
     device = torch.device(part.device)
     copy_Bps = _copy_Bps(device, 1 << 20 if part.dry_run else COPY_NBYTES)
@@ -43,7 +44,7 @@ def run(part: common.Part) -> None:
         part.emit(
             {"recorded_log2_size": count.bit_length() - 1, "kernels_ms": 1e3 * kernels_s, "torch_ms": 1e3 * torch_s}
         )
-    part.emit({"kernels_from": machine.fastest_from(seconds)})
+    part.emit({"kernels_from": machine.fastest_from(seconds), "default_kernels_from": KERNELS_FROM})
     if not part.dry_run:
         values = torch.randn(2 ** LOG2_SIZES[-1], device=device)
         for row in _kernels(values, max(1, int(DENSITIES[-1] * values.numel()))):

@@ -2,7 +2,7 @@
 
 Four processes share the GPU over gloo and train a model of equal layers, whose activations are small: what torch's
 allocator has given out at most (`torch.cuda.max_memory_allocated`) is parameters, state of the optimizer, gathered
-units, gradients, and what is sent. A row per schedule. It fails if they differ by more than 5 %.
+units, gradients, and what is sent. A row per schedule.
 """
 
 import json
@@ -13,7 +13,6 @@ from pathlib import Path
 import common
 
 RANKS = 4
-MOST_OFF = 0.05
 SCHEDULES = [
     {"kind": "fsdp"},
     {"kind": "fsdp", "reshard_after_forward": False},
@@ -78,14 +77,12 @@ def _emit(part: common.Part, runs: Path) -> None:
         allocated_nbytes = max(
             report["allocated_nbytes"] or [nbytes + state_nbytes for nbytes in report["buffers_nbytes"]]
         )
-        error = allocated_nbytes / column_nbytes - 1
         part.emit(
             {
                 "schedule": path.name,
                 "column_MB": column_nbytes / 1e6,
                 "allocated_MB": allocated_nbytes / 1e6,
                 "all_buffers_MB": sum(buffer.nbytes for buffer in found.plan.buffers) / 1e6,
-                "error": error,
-                "outcome": "passed" if abs(error) <= MOST_OFF else "failed",
+                "error": allocated_nbytes / column_nbytes - 1,
             }
         )

@@ -33,7 +33,7 @@ from real.execution.attempts import (
     step_after_saved,
 )
 from real.execution.executor import Executor
-from real.execution.failing import FailingProgram
+from real.execution.failing import FailingProgram, FailNode
 from real.execution.running import ProgramSpec, RunReport, report_on
 from real.execution.streams import Lanes
 from real.processes.membership import Members, Met, ReplicaConnection, Waiting
@@ -88,6 +88,7 @@ class ContinuedRun:
         make_spec: Makes the program of an attempt.
         started_s: When this process had loaded its libraries, in seconds since 1970.
         anew: Replace checkpoints of another measurement.
+        fail_node: See `FailingProgram`.
     """
 
     replica: ReplicaConnection
@@ -100,6 +101,7 @@ class ContinuedRun:
     make_spec: MakeSpec
     started_s: float
     anew: bool
+    fail_node: FailNode | None = None
     _groups: ReplicaGroups = field(init=False)
 
     def __post_init__(self) -> None:
@@ -264,6 +266,7 @@ class ContinuedRun:
             await_saved=prepared.attempt.await_saved,
             most_hang_s=prepared.attempt.most_hang_s,
             saving=saving_ops(self.plan),
+            fail_node=self.fail_node,
             begins=lambda step: self._begin_step(step, world, prepared.program),
         )
         executor = Executor(

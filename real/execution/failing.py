@@ -8,13 +8,16 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from typing import NoReturn, final
+from typing import NoReturn, TypeAlias, final
 
 from real.programs.base import Computation, Program
 from real.recording.timing import now_s, sleep_s
 from simdist.errors import RunError
 from simdist.plan import ops
 from simdist.plan.failures import StepFailure
+
+# Takes a failure of kind `lost` or `pause` that is due on this rank, and lets its node or its link fail.
+FailNode: TypeAlias = Callable[[StepFailure], None]
 
 _POLL_S = 0.1
 
@@ -32,6 +35,7 @@ class FailingProgram(Program):
         most_hang_s: A hang that nobody has found after so many seconds ends in an error.
         saving: The operations that write a checkpoint; none if the plan has none.
         begins: Called with each step that the rank begins, before it may fail.
+        fail_node: Lets nodes and links fail. Without it, the rank of a lost node ends, and a link's rank pauses.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class FailingProgram(Program):
         most_hang_s: float,
         saving: Sequence[ops.Copy | ops.Save],
         begins: Callable[[int], None] | None = None,
+        fail_node: FailNode | None = None,
     ) -> None:
         self._program = program
         self._due = list(due)
@@ -55,6 +60,7 @@ class FailingProgram(Program):
         self._saving = saving
         self._begins = begins
         self._step = -1
+        self._fail_node = fail_node
         self._slower_s = 0.0
 
     def load(self, op: ops.Load, number: int) -> None:
@@ -87,8 +93,11 @@ class FailingProgram(Program):
         if failure.ends_attempt:
             self._await_saved(step, failure.kind == "planned")
         self._note(number, step)
+        if failure.kind in ("lost", "pause") and self._fail_node is not None:
+            self._fail_node(failure)
+            return
         match failure.kind:
-            case "gone" | "planned":
+            case "gone" | "lost" | "planned":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "hang":
                 self._hang(step)

@@ -19,7 +19,7 @@ from real.collectives.byte_transfer import gather_texts
 from real.collectives.worlds import ProcessWorld, check_performable
 from real.execution.attempts import PerformedAttempt, saving_ops
 from real.execution.executor import Executor, World
-from real.execution.failing import FailingProgram
+from real.execution.failing import FailingProgram, FailNode
 from real.execution.gpu import await_kernels, count_memory, most_allocated_nbytes
 from real.execution.streams import Lanes
 from real.kernels.topk import KERNELS_FROM
@@ -118,6 +118,7 @@ def perform_run(
     parts: Path,
     begins: Callable[[float], None] | None = None,
     attempt: PerformedAttempt | None = None,
+    fail_node: FailNode | None = None,
 ) -> tuple[Trace, RunReport] | None:
     """Perform a plan; all ranks take part, rank 0 gets the trace and the report.
 
@@ -129,6 +130,7 @@ def perform_run(
         parts: Folder for the times of the ranks of this machine.
         begins: Called with the start of the run, by this rank's `now_s`.
         attempt: With failures: where the run goes on, and what is to fail.
+        fail_node: Lets nodes and links fail; see `FailingProgram`.
 
     Raises:
         RunError: Something failed, here or elsewhere. The times of finished operations stay in `parts`.
@@ -155,6 +157,7 @@ def perform_run(
             await_saved=attempt.await_saved,
             most_hang_s=attempt.most_hang_s,
             saving=saving_ops(plan),
+            fail_node=fail_node,
         )
     first_step = 0 if attempt is None else attempt.first_step
     world = _ExplainedWorld(session.world, guard, plan.name)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from real.collectives.worlds import check_performable
+from real.kernels.topk import KERNELS_FROM
 from real.loops.foreign import PLAN_DTYPES, device_of, optimizer_of
 from real.loops.nodes import ranks_per_node_for
 from real.loops.plans import check_shape, split_by_type
@@ -139,12 +140,14 @@ class Planned:
         delays: Injected delays of the plan.
         endless: The plan that identifies the job in checkpoints. For a schedule it has `ENDLESS_STEPS` steps.
         doubts: Warnings about the schedule, one sentence each.
+        kernels_from: See `real.kernels.topk.TopK`. That of the cluster, for a run directory whose cluster states it.
     """
 
     plan: Plan
     delays: Delays
     endless: Plan
     doubts: tuple[str, ...]
+    kernels_from: int = KERNELS_FROM
 
 
 def plan_loop(schedule: Schedule | Plan | Path | str, delays: Delays | None, wanted: PlanRequest) -> Planned:
@@ -157,6 +160,7 @@ def plan_loop(schedule: Schedule | Plan | Path | str, delays: Delays | None, wan
         RunError: The plan is for another number of ranks.
     """
     given = delays
+    kernels_from = KERNELS_FROM
     if isinstance(schedule, Schedule):
         written = _written(schedule, delays or {}, wanted)
         plan = written.plan
@@ -171,13 +175,14 @@ def plan_loop(schedule: Schedule | Plan | Path | str, delays: Delays | None, wan
         run = run_directory.read(path)
         plan = _between_copies_of(run, wanted) if wanted.shards else run.plan
         delays = run.delays if delays is None else delays
+        kernels_from = run.scenario.cluster.device.select_kernels_from or KERNELS_FROM
     else:
         plan = load(path)
         check(plan)
     if given is not None:
         _check_used(plan, given)
     _check_plan(plan, delays or {}, wanted)
-    return written if isinstance(schedule, Schedule) else Planned(plan, delays or {}, plan, ())
+    return written if isinstance(schedule, Schedule) else Planned(plan, delays or {}, plan, (), kernels_from)
 
 
 def _check_used(plan: Plan, delays: Delays) -> None:

@@ -164,6 +164,7 @@ def _open_session(stack: ExitStack, connection: Connection, found: Planned, trac
         buffers=Binding.buffers_of(plan, in_loop=True),
         in_place=buffers_in_place(plan),
         recording=stack.enter_context(kept_times(plan, connection, trace)) if trace else None,
+        kernels_from=found.kernels_from,
     )
 
 

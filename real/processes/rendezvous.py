@@ -2,8 +2,9 @@
 
 If torchrun's agent does not host the store (`TORCHELASTIC_USE_AGENT_STORE`), rank 0 hosts it, only at the address of
 the job, until its process ends: when ranks meet again, others may come before it. All keys contain the number of
-restarts and that of the meeting, so that none reads keys of an earlier one. If the script has made a process group,
-rank 0 hosts another store, and sends its address through that group.
+restarts and that of the meeting, so that none reads keys of an earlier one. An agent that joins later counts fewer
+restarts; with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, each start of ranks has a store of its own instead.
+If the script has made a process group, rank 0 hosts another store, and sends its address through that group.
 """
 
 import hmac
@@ -131,7 +132,9 @@ def meet(here: RankPlace, environ: Mapping[str, str], timeout_s: float) -> Store
     address = environ["MASTER_ADDR"]
     port = _port(environ["MASTER_PORT"])
     hosted_by = None if environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True) else 0
-    prefix = f"real/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_MEETINGS)}"
+    has_new_store = environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1"
+    n_restarts = "0" if has_new_store else environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    prefix = f"real/{n_restarts}/{next(_MEETINGS)}"
     secret = hmac.digest(environ.get("SIMDIST_SECRET", "").encode(), prefix.encode(), "sha256")
     server = _serve_to_the_end(_me(here), address, port) if here.rank == hosted_by else None
     at = f"{address}:{port}"

@@ -82,7 +82,10 @@ def find_peers(trace: Trace, rank: int) -> PeerArrivals:
     """
     plan = trace.plan
     if drops_late(plan):
-        raise TraceError(f"plan {plan.name} drops the late: whether its peers are late depends on rank {rank}")
+        raise TraceError(
+            f"plan {plan.name} drops the late: whether its peers are late depends on rank {rank}; leave --peers out "
+            f"and start torchrun"
+        )
     took = timing(trace)
     rows = _rows(plan)
     seconds = took.durations_s[rows, rank]

@@ -160,10 +160,10 @@ def _record(values: object, where: str) -> GoodputRecord | None:
         ):
             raise ScenarioError(f"{where}: {key} {shown(value)}: write seconds since 1970, such as 1704070800.0")
     at_s = [float(payload[key]) for key in sorted(_MOMENTS & payload.keys()) if payload[key] is not None]
-    if _STEP in payload and (
-        isinstance(payload.get("step_count"), bool) or not isinstance(payload.get("step_count"), int)
-    ):
-        raise ScenarioError(f"{where}: step_count {shown(payload.get('step_count'))}: write the number of a step")
+    if _STEP in payload:
+        step = payload.get("step_count")
+        if isinstance(step, bool) or not isinstance(step, int | float) or step % 1:
+            raise ScenarioError(f"{where}: step_count {shown(step)}: write the number of a step")
     return GoodputRecord(payload["job_name"], min(at_s), payload) if at_s else None
 
 
@@ -230,7 +230,7 @@ def _note(attempt: _Attempt, record: GoodputRecord) -> None:
     values = record.values
     step_s = record.seconds(_STEP)
     if step_s is not None:
-        attempt.steps.setdefault(int(str(values["step_count"])), step_s)
+        attempt.steps.setdefault(int(float(str(values["step_count"]))), step_s)
     if record.seconds(_END) is not None:
         attempt.has_ended = True
     for key in _MOMENTS & values.keys():

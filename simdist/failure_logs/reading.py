@@ -1,6 +1,7 @@
 """Which program wrote a log, and what several logs say together."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -17,6 +18,7 @@ from simdist.files import lines_of, open_unpacked
 LogProgram: TypeAlias = Literal["Slurm", "torchrun", "ml-goodput-measurement"]
 
 _FIRST_LINES = 20
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _OF_JSON = ("{", "[{", "[\n", "[\r\n")
 
 
@@ -32,16 +34,16 @@ def program_of(path: Path) -> LogProgram | None:
         first = list(islice(filter(str.strip, _lines(path)), _FIRST_LINES))
         if not first:
             return None
-        if first[0].lstrip().startswith(_OF_JSON) and (program := _program_of_json(path, first[0])):
+        if first[0].lstrip().startswith(_OF_JSON) and (program := _program_of_json(path, first)):
             return program
         if is_table(first):
             return "Slurm"
         return "torchrun" if any(map(is_of_torchrun, _lines(path))) else None
 
 
-def _program_of_json(path: Path, first: str) -> LogProgram | None:
+def _program_of_json(path: Path, first: Sequence[str]) -> LogProgram | None:
     try:
-        if is_goodput_record(json.loads(first)):
+        if any(is_goodput_record(json.loads(line)) for line in first):
             return "ml-goodput-measurement"
     except (ValueError, RecursionError):
         pass  # it goes on in the next line
@@ -49,15 +51,16 @@ def _program_of_json(path: Path, first: str) -> LogProgram | None:
         document = json.loads("".join(_lines(path)))
     except (ValueError, RecursionError):
         return None
-    if isinstance(document, list) and document and is_goodput_record(document[0]):
+    if isinstance(document, list) and any(map(is_goodput_record, document[:_FIRST_LINES])):
         return "ml-goodput-measurement"
     return "Slurm" if isinstance(document, dict) and isinstance(document.get("jobs"), list) else None
 
 
 def _lines(path: Path) -> Iterator[str]:
     with open_unpacked(path) as file:
-        for line in lines_of(file):
-            yield line.decode("utf-8", errors="replace")
+        for number, line in enumerate(lines_of(file)):
+            text = line.decode("utf-8", errors="replace") if number else line.decode("utf-8-sig", errors="replace")
+            yield _COLOURS.sub("", text)
 
 
 def read_failures(paths: Sequence[Path]) -> list[LoggedFailures]:
@@ -83,9 +86,11 @@ def _of_slurm(paths: Sequence[Path]) -> LoggedFailures:
     begins_s: list[float | None] = []
     for path in paths:
         lines = _read(path)
-        begins_s.append(begin_of(lines, str(path)))
-        is_json = bool(lines) and lines[0].lstrip().startswith("{")
-        found = jobs_of_json("".join(lines), str(path)) if is_json else jobs_of_table(lines, str(path))
+        if lines and lines[0].lstrip().startswith("{"):
+            found, begin_s = jobs_of_json("".join(lines), str(path))
+        else:
+            found, begin_s = jobs_of_table(lines, str(path)), begin_of(lines, str(path))
+        begins_s.append(begin_s)
         jobs |= {(job.job_id, job.start_s): job for job in found}  # several logs may have the same
     known_s = [each_s for each_s in begins_s if each_s is not None]
     begin_s = min(known_s) if len(known_s) == len(paths) else None

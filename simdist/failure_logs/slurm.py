@@ -2,7 +2,7 @@
 
 NODE_FAIL, FAILED and OUT_OF_MEMORY are interruptions, and PREEMPTED is a planned one. TIMEOUT and DEADLINE depend on
 the job's limit, and CANCELLED is somebody's wish: they are not counted. A job that failed in its first minute did not
-train yet.
+train yet. If it was started again after it had failed, that was a try which failed.
 
 `sacct --starttime` lists a job that began before that time with its whole length, if it still ran then. If it had
 failed before, it would not be in the list. So only its time after the log's begin counts (delayed entry). The begin is
@@ -11,6 +11,7 @@ Else it is not known where several jobs ran at once: then all before the end of 
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -22,6 +23,7 @@ from simdist.failure_logs.records import (
     Interruption,
     LoggedEffect,
     LoggedFailures,
+    LoggedTries,
     joined_events,
 )
 from simdist.failure_logs.slurm_jobs import COMMAND, SlurmJob
@@ -43,6 +45,8 @@ _ENDS = {
     "RESIZING": "resized while running",
 }
 _ROOT = ("0", "root")
+_WHOLE_JOB = re.compile(r"[_+]")  # of an array, of a heterogeneous job
+_MANY = 5
 
 
 def slurm_failures(jobs: Sequence[SlurmJob], name: str, *, begin_s: float | None = None) -> LoggedFailures:
@@ -86,6 +90,7 @@ def slurm_failures(jobs: Sequence[SlurmJob], name: str, *, begin_s: float | None
             "lasts": "End of a preempted job to its next Start",
         },
         (*notes, *_notes(ended)),
+        _tries(counted),
     )
 
 
@@ -127,7 +132,7 @@ def _is_interruption(job: SlurmJob) -> bool:
 
 def _interruption(job: SlurmJob) -> Interruption:
     cause, effect = _CAUSES[job.state]
-    return Interruption(job.end_s, cause, effect, job.hosts, frozenset([job.job_id.split("_")[0]]))
+    return Interruption(job.end_s, cause, effect, job.hosts, frozenset([_WHOLE_JOB.split(job.job_id)[0]]))
 
 
 def _at_s(event: Interruption) -> float:
@@ -137,7 +142,7 @@ def _at_s(event: Interruption) -> float:
 
 def _other_end(job: SlurmJob) -> str:
     """Return what the end of a job is, if it is no interruption; empty for jobs that completed or run."""
-    if job.state in _CAUSES and not _is_interruption(job):
+    if _failed_at_start(job):
         return "ended in the first minute"
     if job.state == "CANCELLED":
         return "cancelled by root" if job.killed_by in _ROOT else "cancelled by a user"
@@ -146,13 +151,40 @@ def _other_end(job: SlurmJob) -> str:
 
 def _waits_s(jobs: Sequence[SlurmJob], *, planned: bool) -> Iterator[float]:
     """Yield how long requeued jobs waited for their next start, after what was planned or was not."""
-    runs: dict[str, list[SlurmJob]] = {}
-    for job in jobs:
-        runs.setdefault(job.job_id, []).append(job)
-    for job, following in (pair for each in runs.values() for pair in pairwise(each)):
+    for job, following in (pair for each in _runs(jobs) for pair in pairwise(each)):
         is_planned = job.state in _CAUSES and _CAUSES[job.state][1] == "planned"
         if _is_interruption(job) and is_planned == planned and following.start_s >= job.end_s:
             yield following.start_s - job.end_s
+
+
+def _runs(jobs: Sequence[SlurmJob]) -> list[list[SlurmJob]]:
+    """Return the runs of each job."""
+    runs: dict[str, list[SlurmJob]] = {}
+    for job in jobs:
+        runs.setdefault(job.job_id, []).append(job)
+    return [*runs.values()]
+
+
+def _tries(jobs: Sequence[SlurmJob]) -> LoggedTries | None:
+    """Count the tries to start requeued jobs again after they had failed."""
+    n_succeeded = 0
+    lost_s: list[float] = []
+    back_off_s: list[float] = []
+    for runs in _runs(jobs):
+        is_down = False
+        for job, following in pairwise(runs):
+            if is_down and _failed_at_start(job):
+                back_off_s.append(max(0.0, following.start_s - job.end_s))
+            is_down = _is_interruption(job) or (is_down and _failed_at_start(job))
+            if is_down and _failed_at_start(following):
+                lost_s.append(following.elapsed_s)
+            elif is_down and following.elapsed_s >= TRAINS_AFTER_S:
+                n_succeeded += 1
+    return LoggedTries(n_succeeded, tuple(lost_s), tuple(back_off_s)) if n_succeeded or lost_s else None
+
+
+def _failed_at_start(job: SlurmJob) -> bool:
+    return job.state in _CAUSES and not _is_interruption(job)
 
 
 def _notes(jobs: Sequence[SlurmJob]) -> list[str]:
@@ -164,6 +196,10 @@ def _notes(jobs: Sequence[SlurmJob]) -> list[str]:
     n_root = sum(_other_end(job) == "cancelled by root" for job in jobs)
     if n_root:
         notes.append(f"{n_root} jobs were cancelled by root: add them if nodes were drained because they failed.")
+    if len(jobs) >= _MANY and all(map(_is_interruption, jobs)):
+        notes.append(
+            "Every job in it was interrupted: with sacct --state the others are left out, and rates too large."
+        )
     if any(job.state == "FAILED" for job in jobs):
         notes.append("FAILED does not tell a fault of a GPU from a mistake in a program: leave out jobs of debugging.")
     return notes

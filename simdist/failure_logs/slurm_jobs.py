@@ -33,11 +33,15 @@ _ELAPSED = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)(?:\.\d+)?", re.ASCII)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", re.ASCII)
 _TRES = re.compile(r"(\w[\w/:.+-]*=[^,|]+)(,\w[\w/:.+-]*=[^,|]+)*", re.ASCII)
 _COMMENTS = "#$"
-_STARTTIME = re.compile(r"(?:--starttime[= ]|-S) ?(\S+)")
+_STARTTIME = re.compile(r"(?:--starttime[= ]|(?<!\S)-S) ?(\S+)")
 _NO_TIME = frozenset(("", "Unknown", "None", "INVALID"))
 _NO_NODES = frozenset(("", "None assigned", "None", "(null)"))
 _MOST_NODES = 1_000_000
 _MOST_S = 10 * 366 * 86400.0
+_HEADER = re.compile(
+    r"(?:^|[^\w\s]|\t)JobID(?:Raw)?(?:%-?\d+)?([^\w\s%]+|\t| +)|([^\w\s]+|\t)JobID(?:Raw)?\b", re.ASCII
+)
+_HOUR_S = 3600.0  # between local times of summer and winter
 _COLUMNS = ("JobID", "State", "Start", "End", "Elapsed", "AllocTRES", "NodeList", "NNodes", "Restarts")
 
 
@@ -46,7 +50,7 @@ class SlurmJob:
     """A job that ran, or one run of a job that was requeued.
 
     Args:
-        job_id: With the task of an array, such as `1234_5`.
+        job_id: With the task of an array or the part of a heterogeneous job, such as `1234_5` or `1234+1`.
         state: Without what follows it.
         killed_by: User who cancelled it, by number or name; empty if not stated.
         start_s: When it started.
@@ -85,10 +89,19 @@ def jobs_of_table(lines: Sequence[str], name: str) -> list[SlurmJob]:
         rows = [(number, line.rstrip("\n").split(separator)) for number, line in _filled(lines)]
         names = _names_without_header([cells for _, cells in rows], name)
     else:
-        rows = [(number, line.rstrip("\n").split(separator)) for number, line in _filled(lines) if number > header]
+        if separator.isspace() and separator != "\t":
+            raise ScenarioError(
+                f"{name}:{header}: has columns of fixed width, which cut values: write it with {COMMAND}"
+            )
+        rows = [
+            (number, line.rstrip("\n").split(separator))
+            for number, line in _filled(lines)
+            if number > header and line.strip() != lines[header - 1].strip()  # several outputs one after the other
+        ]
         names = [each.split("%")[0].strip() for each in lines[header - 1].rstrip("\n").split(separator)]
-    known = {each.lower(): each for each in _COLUMNS} | {"allocnodes": "NNodes", "jobidraw": "JobIDRaw"}
+    known = {each.lower(): each for each in _COLUMNS} | {"allocnodes": "NNodes"}
     names = [known.get(each.lower(), each) for each in names]
+    names = [each.removesuffix("Raw") if each.removesuffix("Raw") not in names else each for each in names]
     for needed in ("JobID", "State", "Start"):
         if needed not in names:
             raise ScenarioError(f"{name}: has no column {needed}: write it with {COMMAND}")
@@ -113,7 +126,7 @@ def jobs_of_table(lines: Sequence[str], name: str) -> list[SlurmJob]:
 def _header_of(lines: Sequence[str]) -> tuple[int | None, str]:
     """Return the number of the line that names the columns, from 1, and what separates them."""
     for number, line in _filled(lines):
-        if found := re.search(r"\bJobID(?:Raw)?\b(?:%-?\d+)?([|,;\t^~])|([|,;\t^~])JobID\b", line):
+        if found := _HEADER.search(line):
             return number, found[1] or found[2]
         return None, "|"
     return None, "|"
@@ -183,18 +196,20 @@ def _job_of_row(values: Mapping[str, str]) -> SlurmJob | None:
 def _end_and_elapsed(values: Mapping[str, str], start_s: float) -> tuple[float, float]:
     """Return when a job ended, and how long it ran, which is less if it was suspended."""
     end_s = _time_s("End", values.get("End", ""))
-    if values.get("Elapsed"):
+    has_elapsed = values.get("Elapsed", "") not in _NO_TIME
+    if has_elapsed:
         elapsed_s = _elapsed_seconds(values["Elapsed"])
     elif end_s is not None:
         elapsed_s = end_s - start_s
     else:
         raise ValueError(f"End {shown(values.get('End', ''))} of a job without Elapsed: add Elapsed to --format")
     end_s = start_s + elapsed_s if end_s is None else end_s
-    if not 0 <= elapsed_s <= _MOST_S or not 0 <= end_s - start_s <= _MOST_S:
+    least_s = -_HOUR_S if has_elapsed else 0.0  # local time went back
+    if not 0 <= elapsed_s <= _MOST_S or not least_s <= end_s - start_s <= _MOST_S:
         raise ValueError(
             f"{end_s - start_s:g} s from Start to End: write times in their order, at most ten years apart"
         )
-    return end_s, elapsed_s
+    return (end_s if end_s >= start_s else start_s + elapsed_s), elapsed_s
 
 
 def _state(text: str) -> tuple[str, str]:
@@ -307,12 +322,8 @@ def _names_without_header(rows: list[list[str]], name: str) -> list[str]:
     of_tres = [i for i in range(n) if _all(columns[i], lambda text: bool(_TRES.fullmatch(text)))]
     times = [i for i in range(n) if _all(columns[i], lambda text: text in _NO_TIME or bool(_TIME.fullmatch(text)))]
     spans = [i for i in range(n) if _all(columns[i], lambda text: bool(_ELAPSED.fullmatch(text)))]
-    fitting = [
-        (start, end, span)
-        for start, end in itertools.permutations(times, 2)
-        for span in spans
-        if _fits(columns[start], columns[end], columns[span])
-    ]
+    places = [(start, end, span) for start, end in itertools.permutations(times, 2) for span in spans]
+    fitting = [each for each in places if _fits(*(columns[i] for i in each))]
     if n == 0 or not _all(columns[0], lambda text: bool(_JOB_ID.fullmatch(text))) or not of_state or not fitting:
         raise ScenarioError(
             f"{name}: has no header, and its values do not tell JobID, State, Start, End and Elapsed: write it with "
@@ -332,18 +343,22 @@ def _all(texts: list[str], check: Callable[[str], bool]) -> bool:
 
 
 def _fits(starts: list[str], ends: list[str], spans: list[str]) -> bool:
-    """Tell whether three columns are start, end and the time between: of all jobs that ended, and at least one ran."""
+    """Tell whether three columns are start, end and the time between: of most jobs that ended, and at least one ran.
+
+    A job that was suspended ran for less, and local time may go back or on by an hour.
+    """
     rows = zip(starts, ends, spans, strict=True)
     ended = [row for row in rows if _TIME.fullmatch(row[0]) and _TIME.fullmatch(row[1]) and row[2]]
     try:
         found = [(timestamp_s(end) - timestamp_s(start), _elapsed_seconds(span)) for start, end, span in ended]
     except ValueError:  # there is no such time
         return False
-    return any(elapsed_s for _, elapsed_s in found) and all(between_s == elapsed_s for between_s, elapsed_s in found)
+    n_equal = sum(between_s == elapsed_s for between_s, elapsed_s in found)
+    return any(elapsed_s for _, elapsed_s in found) and n_equal > len(found) / 2
 
 
-def jobs_of_json(text: str, name: str) -> list[SlurmJob]:
-    """Return the jobs of `sacct --json` that ran.
+def jobs_of_json(text: str, name: str) -> tuple[list[SlurmJob], float | None]:
+    """Return the jobs of `sacct --json` that ran, and when the log begins, if the command in it says so.
 
     Args:
         text: Of the file.
@@ -353,7 +368,8 @@ def jobs_of_json(text: str, name: str) -> list[SlurmJob]:
         ScenarioError: It is damaged.
     """
     try:
-        jobs = json.loads(text)["jobs"]
+        document = json.loads(text)
+        jobs = document["jobs"]
     except (ValueError, RecursionError) as error:
         raise ScenarioError(f"{name}: is no JSON: {error}: write it with sacct --json") from None
     found: list[SlurmJob] = []
@@ -364,7 +380,18 @@ def jobs_of_json(text: str, name: str) -> list[SlurmJob]:
             what = f"has no {error.args[0]}" if isinstance(error, KeyError) else str(error)
             raise ScenarioError(f"{name}: jobs[{number}]: {what}: write it with sacct --json") from None
         found += [job] if job else []
-    return found
+    return found, _begin_of_json(document)
+
+
+def _begin_of_json(document: Mapping[str, object]) -> float | None:
+    """Return `--starttime` of the command, which releases since 23.02 write."""
+    meta = document.get("meta")
+    command = meta.get("command") if isinstance(meta, dict) else None
+    stated = _STARTTIME.search(" ".join(map(str, command))) if isinstance(command, list) else None
+    try:
+        return timestamp_s(stated[1]) if stated else None
+    except ValueError:
+        return None  # such as now-30days
 
 
 def _job_of_json(job: Mapping[str, object]) -> SlurmJob | None:
@@ -397,12 +424,13 @@ def _job_of_json(job: Mapping[str, object]) -> SlurmJob | None:
 
 
 def _json_id(job: Mapping[str, object]) -> str:
-    array = job.get("array")
-    values = array if isinstance(array, dict) else {}
-    of_array = _number(values.get("job_id"), "array.job_id")
-    if not of_array:
-        return str(int(_number(job["job_id"], "job_id")))
-    return f"{int(of_array)}_{int(_number(values.get('task_id'), 'array.task_id'))}"
+    for kind, sign, number in (("array", "_", "task_id"), ("het", "+", "job_offset")):
+        part = job.get(kind)
+        values = part if isinstance(part, dict) else {}
+        whole = _number(values.get("job_id"), f"{kind}.job_id")
+        if whole:
+            return f"{int(whole)}{sign}{int(_number(values.get(number), f'{kind}.{number}'))}"
+    return str(int(_number(job["job_id"], "job_id")))
 
 
 def _inside(job: Mapping[str, object], key: str) -> Mapping[str, object]:

@@ -250,6 +250,8 @@ class _LogReading:
 
 def _fail(current: Round, exit_code: int, at_s: float | None) -> None:
     """Note the first process of a round that failed."""
+    if current.end == "failed" and current.failed_s is None:
+        current.failed_s = at_s  # the watchdog's message has no time before torch 2.2
     if current.end:
         return
     if exit_code in _STOPS:

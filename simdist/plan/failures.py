@@ -16,8 +16,8 @@ from simdist.errors import PlanError
 from simdist.files import read_content
 from simdist.plan.plan import Plan
 
-FailureKind: TypeAlias = Literal["gone", "hang", "planned", "pause", "slow"]
-ENDING: tuple[FailureKind, ...] = ("gone", "hang", "planned")
+FailureKind: TypeAlias = Literal["gone", "lost", "hang", "planned", "pause", "slow"]
+ENDING: tuple[FailureKind, ...] = ("gone", "lost", "hang", "planned")
 """Kinds of failures that end processes."""
 _FORMAT = "simdist-failures-1"
 
@@ -30,10 +30,10 @@ class StepFailure:
         attempt: The attempt in which it strikes.
         step: Step at whose start it strikes.
         ranks: Ranks that it strikes.
-        kind (str): `gone`: the processes end without a word. `hang`: they live and take no further part, until a
-            time-out finds them. `planned`: they end as announced, and all ranks write a checkpoint before, unless
-            others go on. `pause`: they take no part for a while, as behind a link that flaps. `slow`: from then on
-            they pause at the start of each step of the attempt.
+        kind (str): `gone`: the processes end without a word. `lost`: so do their nodes. `hang`: they live and take no
+            further part, until a time-out finds them. `planned`: they end as announced; unless others go on,
+            all write a checkpoint before. `pause`: the links of their nodes carry nothing for a while, or else they
+            take no part. `slow`: from then on they pause at the start of each step of the attempt.
         pause_s: Length of a pause.
         resume_before: Checkpoints of this step and later ones are not used after it: silent corruption since then.
             None: all are.

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias, get_args
 
-from simdist.errors import ScenarioError
+from simdist.errors import PlanError, ScenarioError
 from simdist.runs import recovery as parts_of
 from simdist.runs.checkpointed_steps import CheckpointedSteps, Checkpoints, Pace
 from simdist.runs.recovery import Category, Nodes, TimedPart
@@ -24,7 +24,7 @@ from simdist.scenario.failure_sampling import Failure, FailureChances, failures_
 from simdist.scenario.failures import FailureCause, Failures
 
 _Action: TypeAlias = Callable[[], None]
-_MOST_IN_VAIN = 10_000  # failures without a newer file, after which a job with a number of steps never ends
+_MOST_IN_VAIN = 1000  # failures without a newer file, after which a job with a number of steps never ends
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 _Seconds: TypeAlias = dict[Category, float]
 
@@ -149,7 +149,7 @@ class Goodput:
         n_samples_share: Share of their samples that were trained; less than 1 if replicas were absent.
         n_repeated: Steps that were done again.
         n_attempts: Starts of all ranks.
-        gave_up: Whether the job ended because no try to start it again succeeded, or because 10,000 failures in a row
+        gave_up: Whether the job ended because no try to start it again succeeded, or because 1,000 failures in a row
             left no newer file.
         absences: Stretches of steps without a replica, in the order of their ends.
     """
@@ -198,7 +198,8 @@ def attempts(
         observe_strikes: Takes each failure when it strikes steps; one that comes during a recovery does not.
 
     Raises:
-        ScenarioError: The policy does not fit the job, or the job has no length.
+        ScenarioError: The job has no length.
+        PlanError: The policy does not fit the job.
     """
     _check(failures, job)
     run = _Run(failures, job, FailureChances(seed), observe or _ignore, observe_strikes or _ignore)
@@ -215,7 +216,7 @@ def _check(failures: Failures, job: LongJob) -> None:
     has = {"on_failure": failures.on_failure, "recovery.state": failures.recovery.state}
     for key, value in asks.items():
         if has[key] == value and job.n_replicas < 2:
-            raise ScenarioError(
+            raise PlanError(
                 f"failures.{key}: {value}: all ranks hold one replica of the model together, so that nobody is left: "
                 f"write a schedule with replicas, e.g. hsdp, or another {key}"
             )
@@ -449,12 +450,13 @@ class _Run:
     def _plan(self, failure: Failure) -> None:
         """Interrupt the job as announced, or to replace a node; without files or time to write one, steps repeat."""
         notice_s = self.cause_of(failure).notice_s
-        can_save = self.steps.closing_s() <= (math.inf if notice_s is None else notice_s)
+        closing_s = self.steps.closing_s()
+        can_save = closing_s < math.inf and (notice_s is None or closing_s <= notice_s)
         if self._others_go_on(failure):
             self._leave_at_average(failure)
-        elif can_save and self.steps.now_s + self.steps.closing_s() > self.horizon_s:
+        elif can_save and self.steps.now_s + closing_s > self.horizon_s:
             self.steps.advance(self.horizon_s)
-        elif self.job.checkpoints is not None and can_save:
+        elif can_save:
             self.steps.close()
             self._restart(failure, self.steps.done)
         else:

@@ -23,7 +23,7 @@ from simdist.scenario.failures import Failures
 from simdist.traces.times_of_steps import TimesOfSteps, times_of_steps
 from simdist.traces.trace import Trace
 
-_KINDS: dict[str, FailureKind] = {"hang": "hang", "flap": "hang", "slow": "slow", "planned": "planned"}
+_KINDS: dict[str, FailureKind] = {"node": "lost", "hang": "hang", "flap": "hang", "slow": "slow", "planned": "planned"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def step_failures(scenario: Scenario, plan: Plan, costs: Costs, delays: Delays) 
         delays: Those of the scenario's seed.
 
     Raises:
-        ScenarioError: The policy does not fit the job.
+        PlanError: The policy does not fit the job.
     """
     failures = scenario.failures
     if failures is None:
@@ -71,7 +71,7 @@ def suffer_run(scenario: Scenario, simulated: Trace) -> SufferedRun:
         simulated: A trace of its plan.
 
     Raises:
-        ScenarioError: The policy does not fit the job.
+        PlanError: The policy does not fit the job.
     """
     assert scenario.failures is not None
     return _suffer(scenario, scenario.failures, simulated.plan, times_of_steps(simulated))

@@ -57,8 +57,8 @@ class SecondsOfKinds(SettingsGroup):
         yield from (kind for kind in get_args(LaunchKind) if self.of(kind))
 
 
-class HostLaunches(SecondsOfKinds):
-    """The host's time for launching one operation that is no part of a pass.
+class SecondsOfSmall(SecondsOfKinds):
+    """Seconds of operations besides passes, updates and collectives.
 
     Args:
         trust_ratios_s: Seconds of the trust ratios of LARS.
@@ -69,48 +69,40 @@ class HostLaunches(SecondsOfKinds):
         copy_s: Seconds of a copy or a sum of buffers.
         pack_s: Seconds of filling a fusion buffer.
         unpack_s: Seconds of emptying one.
+    """
+
+    trust_ratios_s: SecondsOrNone = 0.0
+    select_s: SecondsOrNone = 0.0
+    merge_s: SecondsOrNone = 0.0
+    densify_s: SecondsOrNone = 0.0
+    low_rank_s: SecondsOrNone = 0.0
+    copy_s: SecondsOrNone = 0.0
+    pack_s: SecondsOrNone = 0.0
+    unpack_s: SecondsOrNone = 0.0
+
+
+class HostLaunches(SecondsOfSmall):
+    """The host's time for launching one operation that is no part of a pass.
+
+    Args:
         collective_s: Seconds of a call of a collective.
         event_s: Seconds of letting a stream wait for another one, where a plan does so beside its buffers.
         graph_s: Seconds of launching a CUDA graph, which holds a pass or an update.
     """
 
-    trust_ratios_s: SecondsOrNone = 0.0
-    select_s: SecondsOrNone = 0.0
-    merge_s: SecondsOrNone = 0.0
-    densify_s: SecondsOrNone = 0.0
-    low_rank_s: SecondsOrNone = 0.0
-    copy_s: SecondsOrNone = 0.0
-    pack_s: SecondsOrNone = 0.0
-    unpack_s: SecondsOrNone = 0.0
     collective_s: SecondsOrNone = 0.0
     event_s: SecondsOrNone = 0.0
     graph_s: SecondsOrNone = 0.0
 
 
-class DeviceFloors(SecondsOfKinds):
+class DeviceFloors(SecondsOfSmall):
     """The least time of an operation on the device, however few bytes it moves.
 
     Args:
         optimize_s: Seconds of an update.
-        trust_ratios_s: Seconds of the trust ratios of LARS.
-        select_s: Seconds of a selection of the largest entries, with its residual.
-        merge_s: Seconds of summing entries and keeping the largest.
-        densify_s: Seconds of adding entries to a vector.
-        low_rank_s: Seconds of a stage of PowerSGD.
-        copy_s: Seconds of a copy or a sum of buffers.
-        pack_s: Seconds of filling a fusion buffer.
-        unpack_s: Seconds of emptying one.
     """
 
     optimize_s: SecondsOrNone = 0.0
-    trust_ratios_s: SecondsOrNone = 0.0
-    select_s: SecondsOrNone = 0.0
-    merge_s: SecondsOrNone = 0.0
-    densify_s: SecondsOrNone = 0.0
-    low_rank_s: SecondsOrNone = 0.0
-    copy_s: SecondsOrNone = 0.0
-    pack_s: SecondsOrNone = 0.0
-    unpack_s: SecondsOrNone = 0.0
 
 
 class Device(Settings):

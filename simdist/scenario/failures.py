@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.effects import Uses
+from simdist.scenario.uncertain import Range, check_ranges
 from simdist.settings.base import Fault, Settings, nearest, refuse, shown
 from simdist.settings.units import Factor, Fraction, RatePerSecond, Seconds, Whole
 
@@ -101,7 +102,7 @@ class FailureCause(Settings):
         notice_s: Of a planned interruption; long enough to save if absent.
     """
 
-    cause: str
+    cause: Annotated[str, Field(min_length=1)]
     of: Component = "gpu"
     rate_per_s: RatePerSecond | None = Field(default=None, alias="rate")
     at_s: _Moments | None = None
@@ -138,13 +139,14 @@ class FailureCause(Settings):
             if getattr(self, key) is None:
                 name = type(self).model_fields[key].alias or key
                 yield (name,), f"required with effect: {self.effect}: write e.g. {example}"
-        if self.effect == "flap" and not self.lasts_s:
+        if self.effect == "flap" and self.lasts_s == 0:
             yield ("lasts",), "0 s: a flap of no length does nothing: write e.g. lasts: 20 s"
         if self.effect == "flap" and "link" in self.model_fields_set and self.share == 0:
             yield ("link",), "with share: 0 the job stands still, whichever link it is: leave link out"
-        if (self.of == "domain") != (self.domain_nodes is not None):
-            hint = "write both, e.g. of: domain, domain_nodes: 8"
-            yield ("domain_nodes",), f"belongs to of: domain, here it is of: {self.of}: {hint}"
+        if self.of == "domain" and self.domain_nodes is None:
+            yield ("domain_nodes",), "required with of: domain: write e.g. domain_nodes: 8"
+        if self.of != "domain" and self.domain_nodes is not None:
+            yield ("domain_nodes",), f"not with of: {self.of}: it belongs to of: domain"
         if self.worst and (self.rate_per_s is None or self.of not in ("gpu", "node")):
             yield ("worst",), "belongs to a rate of gpu or node"
         yield from self._faults_of_ranks()
@@ -281,22 +283,27 @@ class Failures(Settings):
     """What ends or disturbs the job, what it does about it, and what that takes.
 
     Args:
+        source: Where its numbers are from.
         causes: One or more, with distinct names.
         recovery: What it takes to go on.
         on_failure: `restart` all ranks; likewise with `spare` nodes; or `continue` with a replica less.
         spares: Nodes that wait for others to fail.
         step_factor: Step times of this policy over those without it, such as of a manager that each step asks.
+        uncertain: Ranges of its numbers, by path, such as `causes[0].rate`.
     """
 
+    source: str = ""
     causes: Annotated[tuple[FailureCause, ...], Field(min_length=1)]
     recovery: Recovery = Recovery()
     on_failure: OnFailure = "restart"
     spares: Annotated[Whole, Field(ge=0)] = 0
     step_factor: Factor = 1.0
+    uncertain: dict[str, Range] = Field(default_factory=dict, exclude_if=lambda ranges: not ranges)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         refuse("Failures", self._faults())
+        check_ranges(self, self.uncertain)
         return self
 
     def _faults(self) -> Iterator[Fault]:

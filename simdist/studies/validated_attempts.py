@@ -47,6 +47,7 @@ class MeasuredRecovery:
     Args:
         detect_s: From the end of processes until they are started again; None if none ended.
         timeout_s: From the begin of a hang until then; None without one.
+        schedule_s: From the loss of a node until then, beyond `detect_s`; None without one.
         start_s: Until libraries are loaded.
         connect_s: Until all ranks have met.
         load_s: Loading of the checkpoint.
@@ -55,6 +56,7 @@ class MeasuredRecovery:
 
     detect_s: float | None
     timeout_s: float | None
+    schedule_s: float | None
     start_s: float
     connect_s: float
     load_s: float
@@ -64,9 +66,10 @@ class MeasuredRecovery:
         """Return it as `recovery` of a scenario."""
         detect = "" if self.detect_s is None else f"detect: {format_seconds(self.detect_s)}, "
         timeout = "" if self.timeout_s is None else f"timeouts: {{collective: {format_seconds(self.timeout_s)}}}, "
+        schedule = "" if self.schedule_s is None else f"schedule: {format_seconds(self.schedule_s)}, "
         names = ("start", "connect", "load", "warm_up")
         parts = ", ".join(f"{name}: {format_seconds(getattr(self, f'{name}_s'))}" for name in names)
-        return f"recovery: {{{detect}{timeout}{parts}}}"
+        return f"recovery: {{{detect}{timeout}{schedule}{parts}}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +111,8 @@ class AttemptsValidation:
             categories (list): "Where the time of a run with failures went".
             simulated_steps, measured_steps (list): First step of each attempt, and the step at which it ended.
             simulated_repeated, measured_repeated (int): Steps that were done again.
-            recovery (object or null): Mean `detect_s`, `timeout_s`, `start_s`, `connect_s`, `load_s` and `warm_up_s` of
-                the measured recoveries.
+            recovery (object or null): Mean `detect_s`, `timeout_s`, `schedule_s`, `start_s`, `connect_s`, `load_s` and
+                `warm_up_s` of the measured recoveries.
         """
         return {
             "simulated_s": self.simulated_s,
@@ -272,9 +275,13 @@ def _recovery(attempts: Sequence[MeasuredAttempt], ends: Sequence[_Failed]) -> M
     found = [(after.launched_s - end.at_s, end.failure) for end, after in zip(ends, later, strict=False)]
     hangs = [seconds for seconds, failure in found if failure and failure.kind == "hang"]
     deaths = [seconds for seconds, failure in found if failure and failure.kind == "gone"]
+    losses = [seconds for seconds, failure in found if failure and failure.kind == "lost"]
+    detect_s = _mean(deaths)
+    lost_s = _mean(losses)
     return MeasuredRecovery(
-        detect_s=_mean(deaths),
+        detect_s=detect_s,
         timeout_s=_mean(hangs),
+        schedule_s=None if lost_s is None else max(0.0, lost_s - (detect_s or 0.0)),
         start_s=_mean([each.started_s - each.launched_s for each in later]) or 0.0,
         connect_s=_mean([each.connected_s - each.started_s for each in later]) or 0.0,
         load_s=_mean([each.load_s for each in later]) or 0.0,

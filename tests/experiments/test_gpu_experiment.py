@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import shutil
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -41,7 +43,8 @@ SCENARIO = {
 def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     """Return the modules of the experiment that have no torch of their own to load."""
     monkeypatch.syspath_prepend(str(HERE))
-    found = {name: load_script(HERE / f"{name}.py") for name in ("kept", "values", "nccl", "shared_gpu")}
+    names = ("kept", "values", "nccl", "shared_gpu", "steps", "verdicts", "published_curves")
+    found = {name: load_script(HERE / f"{name}.py") for name in names}
     return found | {"common": found["kept"].common}
 
 
@@ -149,7 +152,7 @@ def test_what_was_measured_before_a_failure_is_kept(modules: dict[str, ModuleTyp
     rows: list[dict] = []
     part = common.Part(rows.append, True, tmp_path / "kept")
     named = {runs: ("good", {"of": "good"}), refused: ("bad", {"of": "bad"})}
-    with pytest.raises(common.PartError, match="drops the late"):
+    with pytest.raises(common.PartError, match=r"drops the late: .*; leave --peers out and start torchrun"):
         kept.perform(part, ("real", *named, "--rank", 1, "--peers", "simulated"), 1, named)
     assert [(row["of"], row["kept"]) for row in rows] == [("good", "good/local-2"), ("good", "good/sync")]
 
@@ -171,8 +174,150 @@ def test_recorded_results_are_those_of_the_model_of_today(
     lost = sum("simulated_ms" in row and "kept" not in row for row in before)
     assert lacks == ([f"{recorded.name}: {lost} runs were not kept (cluster, workload and trace)"] if lost else [])
     for row, old in zip(rows_of(copy), before, strict=True):
-        if "kept" in old:
-            assert row["simulated_ms"] == pytest.approx(old["simulated_ms"], rel=1e-9), old["kept"]
+        for name in ("simulated_ms", "predicted_ms", "two_sizes_ms"):
+            if name in old and (name != "simulated_ms" or "kept" in old):
+                assert row[name] == pytest.approx(old[name], rel=1e-9), old
+
+
+def test_published_curves_are_predicted_by_the_model_of_today(modules: dict[str, ModuleType], tmp_path: Path) -> None:
+    """If the model has changed: `python experiments/gpu/page.py --again --write`, and read the new errors."""
+    published = modules["published_curves"]
+    copy = tmp_path / "published.csv"
+    shutil.copy(published.FILE, copy)
+    assert published.predict_again(copy) == 166
+    before, after = (published.read(file) for file in (published.FILE, copy))
+    assert [replace(row, two_sizes_ms=None) for row in after] == [replace(row, two_sizes_ms=None) for row in before]
+    for row, old in zip(after, before, strict=True):
+        assert row.two_sizes_ms == pytest.approx(old.two_sizes_ms, rel=1e-5), row
+
+
+# A pretended machine: its host takes 17 ms for a step of any size, its GPU 3 ms and 0.4 ms per sample.
+HOST_MS, FIXED_MS, SAMPLE_MS = 17.0, 3.0, 0.4
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def curve(step_ms: Callable[[int], float], sizes: Sequence[int] = SIZES) -> list[dict]:
+    about = {"model": "resnet50", "precision": "bf16", "preset": None}
+    return [about | {"batch_size": size, "step_ms": step_ms(size)} for size in sizes]
+
+
+def pretended_ms(batch_size: int) -> float:
+    return max(HOST_MS, FIXED_MS + SAMPLE_MS * batch_size)
+
+
+def test_two_batch_sizes_predict_the_others_of_a_pretended_machine(modules: dict[str, ModuleType]) -> None:
+    rows = curve(pretended_ms)
+    modules["steps"].predict(rows)
+    assert [row["two_sizes_ms"] is None for row in rows] == [row["batch_size"] in (1, 64, 256) for row in rows]
+    for row in rows:
+        if row["two_sizes_ms"] is not None:
+            assert row["two_sizes_ms"] == pytest.approx(row["step_ms"], rel=1e-9), row
+    bounds = {row["batch_size"]: row["two_sizes_ms"] for row in rows}
+    assert bounds[32] == pytest.approx(HOST_MS)  # bound by launches up to 35 samples
+    assert bounds[128] == pytest.approx(FIXED_MS + SAMPLE_MS * 128)
+    (verdict,) = modules["verdicts"].verdicts("steps", rows)
+    assert verdict.is_held
+    assert str(verdict) == "held: steps of other batch sizes of resnet50: +0.0%, limit 10%"
+
+
+def test_a_host_that_slows_down_misses_the_limit_of_batch_sizes(modules: dict[str, ModuleType]) -> None:
+    rows = curve(lambda size: pretended_ms(size) * (1.25 if size == 8 else 1.0))
+    modules["steps"].predict(rows)
+    assert [str(each) for each in modules["verdicts"].verdicts("steps", rows)] == [
+        "MISSED: steps of other batch sizes of resnet50: -20.0%, limit 10%"
+    ]
+
+
+@pytest.mark.parametrize("sizes", [(1, 2), (2, 4, 8, 16), (1, 2, 4)], ids=str)
+def test_too_few_batch_sizes_predict_nothing(modules: dict[str, ModuleType], sizes: tuple[int, ...]) -> None:
+    rows = curve(pretended_ms, sizes)
+    modules["steps"].predict(rows)
+    assert {row["two_sizes_ms"] for row in rows} == {None}
+    assert modules["verdicts"].verdicts("steps", rows) == ()
+
+
+def compared(error: float, **about: object) -> dict:
+    """Return a row of a compared run whose backward pass is wrong by as much as the makespan."""
+    operations = {"backward": (8.0 * (1 + error), 8.0), "copy": (9.0, 0.1), "wait": (0.0, 1.0)}
+    return {"error": error, "measured_ms": 10.0, "operations": operations, **about}
+
+
+MADE = {
+    "alone": [
+        compared(-0.029, launch_bound=False),
+        compared(0.049, launch_bound=True),
+    ],
+    "peers": [
+        *(compared(error, ranks=8, channels=16) for error in (0.02, -0.06, 0.03)),
+        compared(0.5, ranks=8, channels=0),
+    ],
+    "sharding": [{"error": 0.049}, {"error": -0.01}],
+    "selection": [
+        {"default_kernels_from": 2**25, "kernels_from": 2**22},
+        {"recorded_log2_size": 24, "kernels_ms": 3.0, "torch_ms": 1.0},
+        {"recorded_log2_size": 26, "kernels_ms": 1.04, "torch_ms": 1.0},
+    ],
+    "single": [
+        {"what": "overhead", "overhead": -0.5, "ddp_ms": 33.0},
+        {"what": "plan", "step_ms": 33.3},
+    ],
+}
+SAID = {
+    "alone": [
+        "held: makespans of steps that the GPU bounds: -2.9%, limit 3%",
+        "held: makespans of steps that launches bound: +4.9%, limit 5%",
+        "held: times of each kind of operation: +4.9%, limit 10%",
+    ],
+    "peers": [
+        "held: median makespan in a job of 8: +3.0%, limit 3%",
+        "held: worst makespan in a job of 8: -6.0%, limit 6%",
+    ],
+    "sharding": ["held: allocated memory against the column `memory`: +4.9%, limit 5%"],
+    "selection": ["held: MSTopK over `torch.topk`, as a run performs them: +4.0%, limit 5%"],
+    "single": [
+        "held: `real.wrap` over DistributedDataParallel: -50.0%, limit 1%",
+        "held: `python -m real` over DistributedDataParallel: +0.9%, limit 1%",
+    ],
+}
+
+
+@pytest.mark.parametrize("part", MADE)
+def test_parts_say_what_they_hold(modules: dict[str, ModuleType], part: str) -> None:
+    assert [str(each) for each in modules["verdicts"].verdicts(part, MADE[part])] == SAID[part]
+    assert modules["verdicts"].verdicts(part, []) == ()
+
+
+@pytest.mark.parametrize(
+    ("part", "row", "missed"),
+    [
+        ("alone", compared(-0.031, launch_bound=False), "makespans of steps that the GPU bounds: -3.1%"),
+        ("alone", compared(0.051, launch_bound=True), "makespans of steps that launches bound: [+]5.1%"),
+        (
+            "alone",
+            compared(0.0, launch_bound=False) | {"operations": {"select": (0.8, 1.0)}},
+            "each kind of .*: -20.0%",
+        ),
+        ("peers", compared(0.061, ranks=8, channels=16), "worst makespan in a job of 8: [+]6.1%"),
+        ("peers", compared(0.031, ranks=64, channels=16), "median makespan in a job of 64: [+]3.1%"),
+        ("sharding", {"error": -0.051}, "allocated memory .*: -5.1%"),
+        ("selection", {"recorded_log2_size": 25, "kernels_ms": 1.06, "torch_ms": 1.0}, "MSTopK .*: [+]6.0%"),
+        ("single", {"what": "plan", "step_ms": 34.0}, "`python -m real` .*: [+]3.0%"),
+    ],
+)
+def test_parts_say_what_they_miss(modules: dict[str, ModuleType], part: str, row: dict, missed: str) -> None:
+    found = modules["verdicts"].verdicts(part, [*MADE[part], row])
+    assert any(re.search(f"^MISSED: .*{missed}, limit", str(each)) for each in found), list(map(str, found))
+
+
+def test_a_miss_is_said_at_the_end(tmp_path: Path) -> None:
+    delays, sharding = (part for part in gpu.PARTS if part.name in ("delays", "sharding"))
+    results = gpu.Results(tmp_path / "results.json", {})
+    results.begin(delays)
+    results.begin(sharding)
+    assert gpu.summary((delays, sharding), results) == []
+    results.add(sharding, {"error": 0.2}, 1.0)
+    missed = "MISSED: allocated memory against the column `memory`: +20.0%, limit 5%"
+    assert gpu.summary((delays, sharding), results) == ["limits: 0 of 1 are held", f"  sharding: {missed}"]
 
 
 def checkpoint(folder: Path, parameters: dict[str, list[float]], pieces: dict[str, list[float]]) -> None:

@@ -206,10 +206,13 @@ def test_dry_run_does_every_part_and_is_not_shown_on_the_page(tmp_path: Path, mo
     assert {name: part["error"] for name, part in found["parts"].items()} == dict.fromkeys(page.PARTS)
     assert done.returncode == 0, done.stdout + done.stderr
     assert found["dry_run"] is True
+    assert re.search(r"^limits: \d+ of \d+ are held$", done.stdout, re.MULTILINE)
+    for name in ("alone", "peers", "sharding", "single", "steps"):
+        assert re.search(rf"^  {name}: (held|MISSED): ", done.stdout, re.MULTILINE), name
     assert found["device"] == "no GPU: a dry run on CPUs at toy sizes"
     assert page.recorded(tmp_path) == []
     for name, table in page.tables(tmp_path).items():
-        assert table == page.NOTHING or name == "summary"
+        assert table == page.NOTHING or name in ("published", "summary"), name
     assert set(page.trust(tmp_path).values()) == {page.NEVER}
     # Shown as if of a GPU, every table can be made of such rows.
     path.write_text(json.dumps(found | {"dry_run": False, "driver": "1", "nccl": "2"}), encoding="utf-8")
@@ -219,6 +222,7 @@ def test_dry_run_does_every_part_and_is_not_shown_on_the_page(tmp_path: Path, mo
     assert "Named and not planted: " in tables["profiled"]  # how many depends on what else the machine does
     assert "differ by at most 0 from those" in tables["single"]
     assert "BROKEN" not in tables["selection"]
+    assert "By two sizes: 2 steps, error median" in tables["steps"]
     assert "equal to the last bit: 6 of 6 schedules, 4 ranks." in tables["nccl"]
     assert "A killed rank was named by 3 of 3, in " in tables["nccl"]
     assert "equal to the last bit: 6 of 6 schedules, 2 ranks." in tables["shared_gpu"]

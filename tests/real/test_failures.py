@@ -1,7 +1,9 @@
 """`python -m real` with failures under torchrun: each strikes once, and the job goes on from its newest checkpoint."""
 
 import json
-from collections.abc import Sequence
+import os
+import signal
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -46,10 +48,10 @@ def write(path: Path, text: str, failures: Sequence[StepFailure]) -> Path:
     return path
 
 
-def perform(path: Path, saved: Path, *options: object) -> str:
+def perform(path: Path, saved: Path, *options: object, environ: Mapping[str, str] | None = None) -> str:
     """Run on two ranks under torchrun, which starts them again up to five times; return what they print."""
     command = ("--standalone", "--nproc-per-node=2", "--max-restarts=5", "-m", "real", path, "--checkpoints", saved)
-    (ending,) = run(torchrun_forks, 1, *command, *options).values()
+    (ending,) = run(torchrun_forks, 1, *command, *options, environ=environ).values()
     assert ending.code == 0, ending.output
     return ending.output
 
@@ -157,6 +159,25 @@ def test_a_hang_is_found_by_the_timeout_and_a_pause_by_nobody(tmp_path: Path) ->
     assert (steps_s[12] > 0.5).all()  # rank 0 pauses in step 13, and rank 1 waits for it there
 
 
+def fail_node(failure: StepFailure) -> None:
+    """What lets nodes and links fail notes what it was asked for."""
+    with Path(os.environ["NOTED"]).open("a") as file:
+        file.write(f"{failure.kind} at step {failure.step}\n")
+    if failure.kind == "lost":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_lets_nodes_and_links_fail_is_asked_in_their_steps(tmp_path: Path) -> None:
+    text = SLEEPING.replace("steps: 300", "steps: 20").replace("every: 25", "every: 5")
+    pause = StepFailure(0, 3, (1,), "pause", pause_s=900.0)
+    environ = {"NOTED": str(tmp_path / "noted")}
+    path = write(tmp_path / "run", text, [pause, StepFailure(0, 8, (0,), "lost")])
+    perform(path, tmp_path / "saved", "--failures", "tests.real.test_failures:fail_node", environ=environ)
+    assert (tmp_path / "noted").read_text().splitlines() == ["pause at step 3", "lost at step 8"]
+    log = AttemptLog.load(path / ATTEMPTS)
+    assert [each.first_step for each in log.attempts] == [0, 5]
+
+
 def test_an_announced_end_saves_first_and_a_slow_rank_is_evicted(tmp_path: Path) -> None:
     text = SLEEPING.replace("steps: 300", "steps: 40").replace("every: 25", "every: 10")
     slow = StepFailure(0, 12, (1,), "slow", pause_s=0.1)
@@ -171,7 +192,10 @@ def test_an_announced_end_saves_first_and_a_slow_rank_is_evicted(tmp_path: Path)
 
 def test_validate_compares_attempts_and_where_time_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = SLEEPING.replace("steps: 300", "steps: 30").replace("every: 25", "every: 10")
-    causes = "causes: [{cause: kill, effect: process, at_steps: [15, 22], ranks: [1, 0]}]"
+    kill, loss = (
+        f"{{cause: {name}, effect: {name}, at_steps: [{at}]}}" for name, at in (("process", 15), ("node", 22))
+    )
+    causes = f"causes: [{kill}, {loss}]"
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text(f"{text}train_for: 30 steps\nfailures:\n  {causes}\n  recovery: {{start: 1 s}}\n")
     path = tmp_path / "run"
@@ -189,6 +213,8 @@ def test_validate_compares_attempts_and_where_time_goes(tmp_path: Path, capsys: 
     measured_s = {each["category"]: each["measured_s"] for each in found["categories"]}
     assert min(measured_s.values()) >= 0
     assert measured_s["productive"] > 30 * 6e-3
+    assert found["recovery"]["detect_s"] > 0
+    assert found["recovery"]["schedule_s"] >= 0
     assert "attempts: 3, steps 0 to 15, 10 to 22, 20 to 30; 7 steps repeated" in call(capsys, "validate", path).out
 
 

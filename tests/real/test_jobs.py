@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from real import models
-from real.jobs import find_build, find_links
+from real.jobs import find_build, find_failures, find_links
 from simdist.errors import ScenarioError
 
 
@@ -55,6 +55,12 @@ def test_what_is_no_program_is_refused(name, message):
 def test_what_performs_no_links_is_refused(name: str, message: str) -> None:
     with pytest.raises(ScenarioError, match=f"--links {name}: {message}"):
         find_links(name)
+
+
+def test_what_lets_no_node_fail_is_refused() -> None:
+    assert find_failures(None) is None
+    with pytest.raises(ScenarioError, match="--failures fail: write MODULE:FUNCTION, or leave it out"):
+        find_failures("fail")
 
 
 def test_nothing_performs_links_unless_it_is_named() -> None:

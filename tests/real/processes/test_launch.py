@@ -52,6 +52,13 @@ def meet_again() -> None:
     meet()
 
 
+def meet_with_another_count() -> None:
+    """The agent of rank 1 has joined later, and has counted fewer restarts."""
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = "0" if os.environ["RANK"] == "1" else "3"
+    meet()
+
+
 def meet_over_nccl() -> None:
     """Pretend that the rank has a GPU and NCCL; print what its process group is given."""
     make = dist.init_process_group
@@ -145,6 +152,11 @@ def test_ranks_meet_again(host: str) -> None:
         endings = run(meet_again, 2, port=port, environ=environ)
     assert [ending.output for ending in endings.values()] == ["sum 2 gloo cpu\n" * 2] * 2
     assert [ending.code for ending in endings.values()] == [0, 0]
+
+
+def test_ranks_meet_whose_agents_count_restarts_differently() -> None:
+    endings = run(meet_with_another_count, 2)
+    assert [ending.output for ending in endings.values()] == ["sum 2 gloo cpu\n"] * 2
 
 
 @pytest.fixture

@@ -134,6 +134,10 @@ def test_records_before_the_first_start_do_not_count(tmp_path):
         ('{"job_name": "a", "job_start_time": "noon"}', ":2: job_start_time 'noon': write seconds since 1970"),
         ('{"job_start_time": 1704070800.0}', ":2: has no job_name"),
         ('{"job_name": "a", "step_start_time": 1704070800.0}', ":2: step_count null: write the number of a step"),
+        (
+            '{"job_name": "a", "step_start_time": 1704070800.0, "step_count": 1.5}',
+            ":2: step_count 1.5: write the number",
+        ),
         ('{"job_name": "a", "step_start_time": -5, "step_count": 1}', "step_start_time -5"),
     ],
 )
@@ -143,6 +147,15 @@ def test_damage_is_named_with_its_line_and_remedy(tmp_path, line, message):
     with pytest.raises(ScenarioError) as error:
         read_failures([path])
     assert message in str(error.value)
+
+
+def test_what_the_client_of_cloud_logging_prints_is_read(tmp_path):
+    """Its numbers are floating-point ones, and records of later releases may come first."""
+    records = [*attempt(0, 0, 9), *attempt(100, 5, 9)]
+    floats = [
+        each | ({"step_count": float(str(each["step_count"]))} if "step_count" in each else {}) for each in records
+    ]
+    assert read(tmp_path, record(new_event_time=BEGIN_S), *floats).notes == read(tmp_path, *records).notes
 
 
 def test_records_without_a_start_are_refused(tmp_path):

@@ -178,11 +178,63 @@ def test_a_job_that_lost_a_node_and_went_on_is_resized(tmp_path):
     assert found.exposure.node_s == (4 * 3 + 3 * 2) * HOUR_S
 
 
-@pytest.mark.parametrize("delimiter", ["|", ",", ";", "\t"])
+@pytest.mark.parametrize("delimiter", ["|", ",", ";", "\t", "@", "::"])
 def test_separators(tmp_path, delimiter):
     line = row(1, "NODE_FAIL", 0, 5).replace(tres(8), "node=1").replace("|", delimiter)
     found = read(tmp_path, line, header=HEADER.replace("|", delimiter))
     assert causes(found) == ["node failure"]
+
+
+TWO = (row(1, "NODE_FAIL", 0, 5), row(2, "COMPLETED", 5, 19))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n".join((HEADER, TWO[0], HEADER, TWO[1])),  # two outputs, one after the other
+        "\ufeff" + "\n".join((HEADER, *TWO)),
+        "\n".join((HEADER.replace("JobID", "JobIDRaw").replace("Elapsed", "ElapsedRaw"), *TWO)),
+        "\n".join((HEADER, *TWO, "3|x|CANCELLED|2026-03-02T00:00:00|2026-03-02T00:00:00|INVALID||")),
+        "# sacct --partition=gpu-Small --starttime 2026-03-01\n" + "\n".join((HEADER, *TWO)),
+    ],
+)
+def test_outputs_that_people_have(tmp_path, text):
+    path = tmp_path / "sacct.txt"
+    path.write_text(text + "\n", encoding="utf-8")
+    (found,) = read_failures([path])
+    assert (causes(found), found.exposure.job_s) == (["node failure"], 24 * HOUR_S)
+
+
+def test_columns_of_fixed_width_are_refused(tmp_path):
+    text = (
+        "JobID           JobName      State\n------------ ---------- ----------\n1234         train       NODE_FAIL\n"
+    )
+    (tmp_path / "sacct.txt").write_text(text, encoding="utf-8")
+    with pytest.raises(ScenarioError, match=r"sacct.txt:1: has columns of fixed width, .*--parsable2"):
+        read_failures([tmp_path / "sacct.txt"])
+
+
+NIGHT = "2025-10-26T02:50:00|2025-10-26T02:10:00|00:20:00"  # clocks go back from 3 to 2
+
+
+@pytest.mark.parametrize("has_header", [True, False])
+def test_a_job_may_run_while_clocks_go_back_or_while_others_were_suspended(tmp_path, has_header):
+    suspended = row(3, "FAILED", 24, 5).replace("0-05:00:00", "0-02:00:00")
+    rows = *TWO, row(4, "COMPLETED", 30, 1), suspended, f"5|x|FAILED|{NIGHT}|{tres(8)}|cn1"
+    found = read(tmp_path, *rows, header=HEADER if has_header else None)
+    assert causes(found) == ["failed job", "node failure", "failed job"]
+    assert found.exposure.job_s == (24 + 1 + 2 + 1 / 3) * HOUR_S
+
+
+def test_parts_of_a_heterogeneous_job_are_one_job(tmp_path):
+    found = read(tmp_path, row("7+0", "FAILED", 0, 5, hosts="cn1"), row("7+1", "FAILED", 0, 5, hosts="cn2"))
+    assert [each.n_ended for each in found.interruptions] == [2]
+
+
+def test_a_log_of_failed_jobs_only_says_so(tmp_path):
+    rows = [row(i, "NODE_FAIL", 10 * i, 5) for i in range(6)]
+    assert any("Every job in it was interrupted" in note for note in read(tmp_path, *rows).notes)
+    assert not any("Every job" in note for note in read(tmp_path, *rows, row(9, "COMPLETED", 70, 5)).notes)
 
 
 def json_job(state, start_s, elapsed_s, *, new: bool, **more) -> dict[str, object]:
@@ -214,6 +266,20 @@ def test_json(tmp_path, new):
     (found,) = read_failures([path])
     assert (causes(found), found.not_counted) == (["node failure"], {"cancelled by a user": 1})
     assert found.exposure == Exposure(14400, 28800, 230400)
+
+
+def test_json_tells_parts_of_a_job_and_when_the_log_begins(tmp_path):
+    jobs = [
+        json_job(
+            "FAILED", 1_700_000_000, 7200, new=True, job_id=71 + i, het={"job_id": 71, "job_offset": {"number": i}}
+        )
+        for i in range(2)
+    ]
+    command = ["sacct", "--json", "--starttime=2023-11-14T23:13:20"]  # an hour after the start
+    path = tmp_path / "jobs.json"
+    path.write_text(json.dumps({"jobs": jobs, "meta": {"command": command}}), encoding="utf-8")
+    (found,) = read_failures([path])
+    assert (causes(found), found.exposure.job_s) == (["failed job"], 2 * HOUR_S)
 
 
 DAMAGED = {
@@ -299,3 +365,22 @@ def test_intervals_contain_the_rate_of_generated_logs(tmp_path, truncate):
         naive += low <= rate * whole_h <= high
     assert held >= 380
     assert truncate or naive < 350  # time before the log's begin would make failures rarer than they are
+
+
+def test_starts_that_fail_in_their_first_minute_are_tries(tmp_path):
+    """Job 1 is down twice: it comes back with the third try, then with the first. Job 2 never came so far."""
+    second = 1 / 3600
+    rows = (
+        row(1, "NODE_FAIL", 0, 5),
+        row(1, "FAILED", 6, 30 * second),
+        row(1, "FAILED", 7, 50 * second),
+        row(1, "FAILED", 8, 1),
+        row(1, "COMPLETED", 10, 1),
+        row(2, "FAILED", 0, 10 * second),
+        row(2, "COMPLETED", 1, 1),
+    )
+    tries = read(tmp_path, *rows).tries
+    assert tries is not None
+    assert (tries.n_succeeded, tries.n_tries, tries.lost_s) == (2, 4, (30.0, 50.0))
+    assert tries.back_off_s == (HOUR_S - 30.0, HOUR_S - 50.0)
+    assert read(tmp_path, row(1, "COMPLETED", 0, 5)).tries is None

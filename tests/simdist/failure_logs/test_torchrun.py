@@ -146,6 +146,21 @@ def test_a_message_without_time_tells_the_time_out(tmp_path):
     assert found.recovery_s == {"timeouts.collective": (25624.887,)}
 
 
+def test_a_message_without_time_is_as_late_as_the_next_one(tmp_path):
+    hang = watchdog("", 7, 1_800_734).replace("[rank7]:[E ", "[E ")
+    found = read(tmp_path, log(rendezvous(0), hang, failed(10_800, -6), rendezvous(10_920)))
+    (event,) = found.interruptions
+    assert (event.cause, event.effect) == ("collective time-out", "hang")
+    assert found.exposure.job_s == pytest.approx(10_800 - 1800.734)
+    assert found.recovery_s["start"] == (120.0,)
+
+
+def test_colours_of_a_terminal_are_no_part_of_a_message(tmp_path):
+    text = log(rendezvous(0), failed(3600, -9))
+    found = read(tmp_path, "\n".join(f"\x1b[33m{line}\x1b[0m" for line in text.splitlines()))
+    assert found.exposure.job_s == pytest.approx(3600)
+
+
 def test_a_rank_that_died_is_the_cause_of_the_hang_of_other_nodes(tmp_path):
     first = log(rendezvous(0, ranks=16, nodes=2), failed(3600, -9))
     second = log(rendezvous(1, ranks=16, nodes=2), watchdog("0301 01:10:02.000000000", 9, 601_000), failed(4210, -6))

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from drawn_plans import ALGORITHMS, legal_plans, schedule_plans
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import ALGORITHMS, legal_plans, schedule_plans
 from tiers import examples
 
 from simdist.errors import PlanError

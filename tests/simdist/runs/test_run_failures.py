@@ -36,7 +36,7 @@ def test_failures_at_steps_are_by_attempt() -> None:
     )
     assert found == (
         StepFailure(0, 15, (3,), "gone"),
-        StepFailure(1, 17, (2, 3), "gone"),
+        StepFailure(1, 17, (2, 3), "lost"),
         StepFailure(2, 22, (1,), "gone"),
     )
 
