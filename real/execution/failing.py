@@ -38,7 +38,7 @@ class FailingProgram(Program):
         fail_node: Lets nodes and links fail. Without it, the rank of a lost node ends, and a link's rank pauses.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what may fail, and how)
         self,
         program: Program,
         due: Sequence[tuple[int, StepFailure]],
