@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from simdist.engines.live import ChangeListener
     from simdist.learning.answer import LearnedSchedules
     from simdist.profiles import ImportedJob, ImportOptions
+    from simdist.scenario.failures import OnFailure
     from simdist.stragglers.answer import WhatifAnswer
     from simdist.studies.comparison import Comparison
     from simdist.studies.enough_seeds import EnoughSeeds
@@ -96,6 +97,7 @@ def goodput(
     scenario: AnyScenario,
     *,
     baseline: str | None = None,
+    on_failure: "Sequence[OnFailure]" = (),
     n_seeds: int = 20,
     price_per_gpu_hour: float | None = None,
 ) -> "GoodputStudy":
@@ -104,6 +106,7 @@ def goodput(
     Args:
         scenario: What `simdist.load` takes, or a scenario. It has `failures` and `train_for`.
         baseline: Label or kind of the schedule that the others are compared with; `sync` or the first if None.
+        on_failure: Policies, the one to compare with first. If there are none, the scenario's and `restart`.
         n_seeds: Seeds of steps and of failures.
         price_per_gpu_hour: Of every GPU, those of spare nodes too; None: no costs are shown.
 
@@ -115,7 +118,13 @@ def goodput(
     from simdist.studies.remarks import warn_of
 
     n_found = _whole("n_seeds", n_seeds)
-    found = study.goodput(scenario, baseline=baseline, n_seeds=n_found, price_per_gpu_hour=price_per_gpu_hour)
+    found = study.goodput(
+        scenario,
+        baseline=baseline,
+        on_failure=on_failure,
+        n_seeds=n_found,
+        price_per_gpu_hour=price_per_gpu_hour,
+    )
     warn_of(found.scenario.name, found.remarks)
     return found
 

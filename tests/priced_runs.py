@@ -1,7 +1,7 @@
 """Strategies of hypothesis: plans with clusters, workloads and delays."""
 
+import drawn_plans
 import numpy as np
-import plans
 from hypothesis import strategies as st
 
 from simdist.cost import price
@@ -20,7 +20,7 @@ from simdist.plan.group import Group
 from simdist.scenario.cluster import Cluster, Device, DeviceOverride, Disk, Link, Storage
 from simdist.scenario.workload import Tensor, Workload
 
-WITHOUT_STORAGE = tuple(kind for kind in plans.OP_KINDS if kind not in (Load, Save))
+WITHOUT_STORAGE = tuple(kind for kind in drawn_plans.OP_KINDS if kind not in (Load, Save))
 
 
 @st.composite
@@ -89,10 +89,10 @@ def arrays(draw, shape):
 @st.composite
 def runs(draw, **limits):
     """Draw a plan, the cost of its operations on some cluster, and its delays."""
-    plan = draw(st.one_of(plans.legal_plans(**limits), plans.schedule_plans()))
+    plan = draw(st.one_of(drawn_plans.legal_plans(**limits), drawn_plans.schedule_plans()))
     check(plan)
     tensors = max((buffer.tensors[1] for buffer in plan.buffers if buffer.tensors), default=0)
-    assert tensors <= plans.N_TENSORS
+    assert tensors <= drawn_plans.N_TENSORS
     return plan, price(plan, draw(clusters(plan.world_size)), draw(workloads())), draw(delays_of(plan))
 
 

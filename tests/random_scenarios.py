@@ -11,6 +11,7 @@ from simdist.runs.building import build
 from simdist.scenario.scenario import Scenario
 
 _MOST_RANKS = 64
+_ROWS = 32  # of matrices, for PowerSGD
 _SCHEDULES = (
     *("hsdp", "hsdp", "hsdp", "fsdp", "fsdp", "sync", "local", "hsgd", "between", "diloco"),
     *("parameter_server", "torus", "hitopk", "naive_ag", "gtopk", "powersgd", "backup_workers"),
@@ -57,6 +58,9 @@ def _settings(draw: random.Random) -> dict[str, Any]:
         "steps": draw.randrange(2, 13),
         "seed": draw.randrange(1000),
     }
+    if settings["schedules"][0]["kind"] == "powersgd":
+        for tensor in settings["workload"]["tensors"]:
+            tensor |= {"count": tensor["count"] // _ROWS * _ROWS, "rows": _ROWS}
     if draw.random() < 0.15:
         ranks = draw.choice(["first", "all"])
         mode = draw.choice(["blocking", "async"])
@@ -87,17 +91,18 @@ def _cluster(draw: random.Random, nodes: int, gpus: int) -> dict[str, Any]:
         },
     }
     if draw.random() < 0.3:
-        settings["rails"] = True
+        settings["topology"]["rails"] = True
     if draw.random() < 0.2:
         settings["storage"]["client_bandwidth_Bps"] = draw.uniform(1e8, 1e9)
     if draw.random() < 0.15:
-        settings["leaf"] = {"nodes": draw.choice([1, 2]), "bandwidth_Bps": draw.uniform(1e9, 2e10)}
+        settings["topology"]["leaf"] = {"nodes": draw.choice([1, 2]), "bandwidth_Bps": draw.uniform(1e9, 2e10)}
+        del settings["topology"]["oversubscription"]  # of one switch
     if draw.random() < 0.15:
-        settings["nodes_per_domain"] = 2
+        settings["topology"]["nodes_per_domain"] = 2
     if draw.random() < 0.1:
-        settings["host_bridge_Bps"] = draw.uniform(1e10, 3e10)
+        settings["topology"]["host_bridge_Bps"] = draw.uniform(1e10, 3e10)
     if draw.random() < 0.15:
-        settings["library"] = "gloo"
+        settings["collectives"] = {"library": "gloo"}
     if draw.random() < 0.4:
         slow = sorted(draw.sample(range(nodes * gpus), draw.choice([1, 1, 2]) if nodes * gpus > 1 else 1))
         settings["slow_devices"] = [{"ranks": slow, "speed": draw.choice([0.5, 0.7, 1.3])}]

@@ -14,7 +14,7 @@ from typing import IO
 import numpy as np
 import torch
 import torch.distributed as dist
-from plans import every_group
+from drawn_plans import every_group
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook

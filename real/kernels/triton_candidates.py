@@ -234,37 +234,45 @@ def _places(chosen, n_entries, entries, GROUP: tl.constexpr):
 
 @triton.jit
 def collect(  # noqa: PLR0913 (pointers and sizes one by one)
-    values, chosen, n_chosen, keys, positions, first, count, lowest, mean, up, down,
+    values, chosen, n_chosen, keys, positions, n_in_span, count, groups_in_span, lowest, mean, up, down,
     LARGEST: tl.constexpr, STEPS: tl.constexpr, GROUP: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Write the entries of chosen groups on the lowest level or above, in order; return their number.
+    """Write a span's entries of chosen groups on the lowest level or above, in order, and their number.
 
-    All pointers are to the beginning of a span, which is at `first` and has `count` entries: 32 bits suffice for
-    places within it, and need few registers. While some entries are numbered, the next are on their way from memory,
-    and so are the numbers of the groups after those. Otherwise, each turn would wait for memory twice.
+    Pointers move to the beginning of the span: 32 bits suffice for places within it, and need few registers. While
+    some entries are numbered, the next are on their way from memory, and so are the numbers of the groups after those.
+    Otherwise, each turn would wait for memory twice.
     """
+    span = tl.program_id(0)
+    first_group = span.to(tl.int64) * groups_in_span
+    first = first_group * GROUP
+    left = tl.minimum(count - first, groups_in_span * GROUP).to(tl.int32)
+    values += first
+    chosen += first_group
+    keys += first
+    positions += first
     entries = tl.arange(0, AT_ONCE)
-    n_entries = n_chosen * GROUP
+    n_entries = tl.load(n_chosen + span) * GROUP
     where, is_entry = _places(chosen, n_entries, entries, GROUP)
-    found = tl.load(values + where, mask=is_entry & (where < count), other=0.0)
+    found = tl.load(values + where, mask=is_entry & (where < left), other=0.0)
     next_where, is_next = _places(chosen, n_entries, entries + AT_ONCE, GROUP)
     end = 0
     for begin in range(0, n_entries, AT_ONCE):
-        next_found = tl.load(values + next_where, mask=is_next & (next_where < count), other=0.0)
+        next_found = tl.load(values + next_where, mask=is_next & (next_where < left), other=0.0)
         after_where, is_after = _places(chosen, n_entries, entries + (begin + 2 * AT_ONCE), GROUP)
         found_levels = level_of(magnitude(found, LARGEST), mean, up, down, STEPS)
-        is_candidate = is_entry & (where < count) & (found_levels >= lowest)
+        is_candidate = is_entry & (where < left) & (found_levels >= lowest)
         ones = is_candidate.to(tl.int32)
         slots = end + tl.cumsum(ones, axis=0) - 1
         tl.store(keys + slots, found_levels, mask=is_candidate)
-        tl.store(positions + slots, first + where, mask=is_candidate)
+        tl.store(positions + slots, first.to(tl.int32) + where, mask=is_candidate)
         end += tl.sum(ones, axis=0)
         where = next_where
         is_entry = is_next
         found = next_found
         next_where = after_where
         is_next = is_after
-    return end
+    tl.store(n_in_span + span, end)
 
 
 @triton.jit

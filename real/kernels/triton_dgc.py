@@ -102,18 +102,15 @@ def _collect(  # noqa: PLR0913 (pointers and sizes one by one)
     values, threshold, chosen, n_chosen, keys, positions, n_in_span, count, groups_in_span,
     LARGEST: tl.constexpr, GROUP: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    span = tl.program_id(0)
-    first_group = span.to(tl.int64) * groups_in_span
-    first = first_group * GROUP
-    left = tl.minimum(count - first, groups_in_span * GROUP).to(tl.int32)
-    n = common.collect(
-        values + first,
-        chosen + first_group,
-        tl.load(n_chosen + span),
-        keys + first,
-        positions + first,
-        first.to(tl.int32),
-        left,
+    common.collect(
+        values,
+        chosen,
+        n_chosen,
+        keys,
+        positions,
+        n_in_span,
+        count,
+        groups_in_span,
         tl.load(threshold).to(tl.int32, bitcast=True),
         0.0,
         0.0,
@@ -123,7 +120,6 @@ def _collect(  # noqa: PLR0913 (pointers and sizes one by one)
         GROUP,
         AT_ONCE,
     )
-    tl.store(n_in_span + span, n)
 
 
 @triton.jit(do_not_specialize=_SIZES)

@@ -224,18 +224,15 @@ def _collect(  # noqa: PLR0913 (pointers and sizes one by one)
     CELLS: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
     lowest, mean, up, down = _lowest_level(scale, counts, k, STEPS, CELLS, SHIFT)
-    span = tl.program_id(0)
-    first_group = span.to(tl.int64) * groups_in_span
-    first = first_group * GROUP
-    left = tl.minimum(count - first, groups_in_span * GROUP).to(tl.int32)
-    n = common.collect(
-        values + first,
-        chosen + first_group,
-        tl.load(n_chosen + span),
-        keys + first,
-        positions + first,
-        first.to(tl.int32),
-        left,
+    common.collect(
+        values,
+        chosen,
+        n_chosen,
+        keys,
+        positions,
+        n_in_span,
+        count,
+        groups_in_span,
         lowest,
         mean,
         up,
@@ -245,4 +242,3 @@ def _collect(  # noqa: PLR0913 (pointers and sizes one by one)
         GROUP,
         AT_ONCE,
     )
-    tl.store(n_in_span + span, n)

@@ -1,10 +1,11 @@
 """`simdist presets`.
 
 Columns:
-    kind, name, path (str): `clusters`, `workloads` or `scenarios`; name; file.
+    kind, name, path (str): `clusters`, `workloads`, `failures` or `scenarios`; name; file.
     settings (object): The file, with the keys of a scenario.
 """
 
+import math
 from collections.abc import Callable
 from textwrap import shorten
 from typing import TypeAlias, get_args
@@ -12,15 +13,18 @@ from typing import TypeAlias, get_args
 import click
 
 from simdist.cli import common
-from simdist.scenario import load, load_cluster, load_workload, presets
+from simdist.scenario import load, load_cluster, load_failures, load_workload, presets
 from simdist.scenario.presets import PresetKind
 from simdist.scenario.strict_yaml import parse
 from simdist.settings.base import picked
-from simdist.settings.units import format_Bps, format_like, format_nbytes
+from simdist.settings.units import format_Bps, format_like, format_nbytes, format_share
 from simdist.studies.columns import Column, count
 from simdist.studies.tables import table_text
 
 _SOURCE_LENGTH = 90
+_YEAR_S = 8760 * 3600.0
+_DAY_S = 86_400.0
+_OF_GPU = {"gpu": 1.0, "node": 1 / 8}  # of a component's failures
 
 _Facts: TypeAlias = dict[str, object]
 
@@ -47,6 +51,13 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("batch", "batch_size", form=count),
         Column("source", words=_source_text),
     ),
+    "failures": (
+        Column("name"),
+        Column("per GPU-year", "per_gpu_year", form=format_share),
+        Column("of each job", "per_job_day", form=lambda n: f"{n:.2g} per day" if n else "-"),
+        Column("causes", words=", ".join),
+        Column("source", words=_source_text),
+    ),
     "scenarios": (
         Column("name"),
         Column("ranks", form=count),
@@ -63,7 +74,7 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
 @click.argument("name", required=False)
 @common.options
 def command(session: common.CliSession, *, kind: PresetKind | None, name: str | None) -> None:
-    """Show the clusters, workloads and scenarios that ship.
+    """Show the clusters, workloads, rates of failures and scenarios that ship.
 
     A kind limits the list. A kind and a NAME print the preset's YAML.
     """
@@ -131,6 +142,25 @@ def _workload(name: str) -> _Facts:
     }
 
 
+def _failures(name: str) -> _Facts:
+    """Return rates of failures that ship as JSON.
+
+    Columns:
+        name, source (str): Name, source of its numbers.
+        causes (list): Names of the causes (str).
+        per_gpu_year (float): Failures of each GPU per year of 8,760 h, with those of its node, 8 GPUs.
+        per_job_day (float): Failures of each job per day beside them, whatever its size.
+    """
+    failures = load_failures(presets.path("failures", name))
+    rates = [(each.of, each.rate_per_s or 0.0) for each in failures.causes]
+    return {
+        "source": failures.source,
+        "causes": [each.cause for each in failures.causes],
+        "per_gpu_year": _YEAR_S * math.fsum(_OF_GPU.get(of, 0.0) * per_s for of, per_s in rates),
+        "per_job_day": _DAY_S * math.fsum(per_s for of, per_s in rates if of == "job"),
+    }
+
+
 def _scenario(name: str) -> _Facts:
     """Return a scenario that ships as JSON.
 
@@ -152,6 +182,7 @@ def _scenario(name: str) -> _Facts:
 _FACTS: dict[PresetKind, Callable[[str], _Facts]] = {
     "clusters": _cluster,
     "workloads": _workload,
+    "failures": _failures,
     "scenarios": _scenario,
 }
 

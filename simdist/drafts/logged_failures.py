@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simdist.drafts.described_jobs import printable
-from simdist.failure_logs.intervals import event_bounds, median_event_bound, median_interval
+from simdist.failure_logs.intervals import event_bounds, median_event_bound, median_interval, share_bounds
 from simdist.failure_logs.reading import read_failures
-from simdist.failure_logs.records import LoggedEffect, LoggedFailures
+from simdist.failure_logs.records import LoggedEffect, LoggedFailures, LoggedTries
 from simdist.settings.base import picked, plural
 from simdist.settings.units import format_duration
 from simdist.studies.columns import Column
@@ -26,6 +26,7 @@ _YEAR_S = 8760 * 3600.0
 _DAY_S = 86_400.0
 _MOST_PER_YEAR = 10.0  # of rates that are written in percent per year
 _DIGITS = 4
+_MOST_TRIES = 100  # where no limit is known
 _COMPONENTS = {"gpu": "GPU", "node": "node", "job": "job"}
 _MEASURE = "a longer log"
 _HINT = "# failures end attempts of the whole job: write train_for, e.g. 30 days, and checkpoint, e.g. {every: 30 min}"
@@ -154,12 +155,15 @@ class DraftedFailures:
         Columns:
             rates (list): "A rate of failures".
             recovery (list): "A part of a recovery".
+            tries (object): Only if a try to start again failed: `n_tries`, `n_succeeded` (int), and the 95 % interval
+                `low`, `high` (float) of the share that succeeded.
             not_counted (object): How many ends of jobs are no failures, by what they are (int).
             notes (list): What the logs do not say, and what was decided (str).
         """
         return {
             "rates": [each.document() for each in self.rates],
             "recovery": [each.document() for each in self.recovery],
+            **({"tries": self._tries_document(tries)} if (tries := self.tries) else {}),
             "not_counted": dict(self.logs[0].not_counted),
             "notes": list(self.notes()),
         }
@@ -172,6 +176,16 @@ class DraftedFailures:
             yield f"{self.logs[0].file}: not counted as failures: {ends}."
         for log in self.logs[1:]:
             yield f"{log.file}: only parts of the recovery: {self.logs[0].file} counts the failures."
+
+    @property
+    def tries(self) -> LoggedTries | None:
+        """Tries to start again, by the first log that says some; None if none of them failed."""
+        found = next((log.tries for log in self.logs if log.tries), None)
+        return found if found and found.lost_s else None
+
+    def _tries_document(self, tries: LoggedTries) -> dict[str, object]:
+        low, high = share_bounds(tries.n_succeeded, tries.n_tries)
+        return {"n_tries": tries.n_tries, "n_succeeded": tries.n_succeeded, "low": low, "high": high}
 
     @property
     def known(self) -> list[LoggedRate]:
@@ -201,12 +215,14 @@ class DraftedFailures:
 
     def _recovery_lines(self) -> Iterator[str]:
         known = [part for part in self.recovery if part.part != _LASTS]
-        yield "  recovery:  # medians" if known else "  # recovery:"
+        yield "  recovery:  # medians" if known or self.tries else "  # recovery:"
         for part in known:
             *above, key = part.part.split(".")
             value = _time_text(part.median_s)
             text = f"{above[0]}: {{{key}: {value}}}" if above else f"{key}: {value}"
             yield f"    {text}  # {_interval_text(part)}; {part.source} ({part.file})"
+        if self.tries:
+            yield f"    tries: {_tries_text(self.tries)}"
         seen = {part.part for part in self.recovery}
         unknown = [part for part in _PARTS if part not in seen and part != _COMPUTED]
         yield f"    # unknown: {', '.join(unknown)}. Until you write them they take no time."
@@ -233,7 +249,28 @@ class DraftedFailures:
             if low != high and part.part in _PARTS:
                 source = f"95 % interval of the median of {len(part.samples_s)}"
                 lines.append(_range_text(f"failures.recovery.{part.part}", low, high, source))
+        if self.known and (tries := self.tries):
+            low, high = map(_share_text, share_bounds(tries.n_succeeded, tries.n_tries))
+            source = f"95 % interval of {tries.n_succeeded} of {tries.n_tries} tries"
+            lines.append(_range_text("failures.recovery.tries.success", low, high, source))
         return lines
+
+
+def _tries_text(tries: LoggedTries) -> str:
+    success = _share_text(tries.n_succeeded / tries.n_tries)
+    parts = {"success": success, "most": str(_MOST_TRIES), "lost": _time_text(statistics.median(tries.lost_s))}
+    if tries.back_off_s:
+        parts["back_off"] = _time_text(statistics.median(tries.back_off_s))
+    keys = ", ".join(f"{key}: {value}" for key, value in parts.items())
+    ends = " to ".join(_share_text(end) for end in share_bounds(tries.n_succeeded, tries.n_tries))
+    return (
+        f"{{{keys}}}  # {tries.n_succeeded} of {tries.n_tries} starts lasted a minute; 95 %: {ends}; the log tells no "
+        f"limit (most)"
+    )
+
+
+def _share_text(share: float) -> str:
+    return f"{100 * share:.{_DIGITS}g} %"
 
 
 def _range_text(path: str, low: str, high: str, source: str) -> str:

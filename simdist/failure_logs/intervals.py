@@ -1,4 +1,4 @@
-"""Intervals of a rate from counted events, and of a median from few samples.
+"""Intervals of a rate from counted events, of a share from counted outcomes, and of a median from few samples.
 
 n events in the component-time T, at a constant rate, have the 95 % interval
 
@@ -7,11 +7,14 @@ n events in the component-time T, at a constant rate, have the 95 % interval
 with the quantiles q(shape, p) of the Gamma distribution, which are half of chi-square ones with twice as many degrees
 of freedom. It is exact: it contains the rate in 95 % of all cases or more. No events give 0 to 3.69 / T.
 
+A share has the interval of Clopper and Pearson, which is exact likewise.
+
 The interval of a median has order statistics as its ends, so it holds for every distribution. Fewer than 6 samples have
 none of 95 %.
 
 Source:
-    Garwood, Fiducial limits for the Poisson distribution, Biometrika 28, 1936; Conover, Practical Nonparametric
+    Garwood, Fiducial limits for the Poisson distribution, Biometrika 28, 1936; Clopper & Pearson, The use of confidence
+    or fiducial limits illustrated in the case of the binomial, Biometrika 26, 1934; Conover, Practical Nonparametric
     Statistics, 3rd ed. 1999, section 3.2.
 """
 
@@ -33,6 +36,19 @@ def event_bounds(n_events: int) -> tuple[float, float]:
 
     low = float(gammaincinv(n_events, _LOW)) if n_events else 0.0
     return low, float(gammaincinv(n_events + 1, _HIGH))
+
+
+def share_bounds(n: int, n_all: int) -> tuple[float, float]:
+    """Return the 95 % interval of the share of an outcome that was seen `n` times of `n_all`.
+
+    >>> [round(end, 3) for end in share_bounds(8, 10)]
+    [0.444, 0.975]
+    """
+    from scipy.special import betaincinv
+
+    low = float(betaincinv(n, n_all - n + 1, _LOW)) if n else 0.0
+    high = float(betaincinv(n + 1, n_all - n, _HIGH)) if n < n_all else 1.0
+    return low, high
 
 
 def median_event_bound(n_events: int) -> float:

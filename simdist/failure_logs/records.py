@@ -110,6 +110,26 @@ class Exposure:
 
 
 @dataclass(frozen=True, slots=True)
+class LoggedTries:
+    """Tries to start again after something had failed.
+
+    Args:
+        n_succeeded: Those that trained.
+        lost_s: How long each took that failed.
+        back_off_s: From the end of one that failed to the next.
+    """
+
+    n_succeeded: int
+    lost_s: tuple[float, ...]
+    back_off_s: tuple[float, ...]
+
+    @property
+    def n_tries(self) -> int:
+        """All of them."""
+        return self.n_succeeded + len(self.lost_s)
+
+
+@dataclass(frozen=True, slots=True)
 class LoggedFailures:
     """What one log says.
 
@@ -123,6 +143,7 @@ class LoggedFailures:
         recovery_s: Seconds of each part of a recovery, as often as it was seen.
         sources: Of each part, a sentence that says how it was measured.
         notes: What the log does not say, and what was decided. Sentences.
+        tries: Tries to start again; None if none was seen.
     """
 
     file: str
@@ -134,6 +155,7 @@ class LoggedFailures:
     recovery_s: Mapping[str, tuple[float, ...]]
     sources: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    tries: LoggedTries | None = None
 
 
 def timestamp_s(text: str) -> float:

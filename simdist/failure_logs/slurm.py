@@ -2,7 +2,7 @@
 
 NODE_FAIL, FAILED and OUT_OF_MEMORY are interruptions, and PREEMPTED is a planned one. TIMEOUT and DEADLINE depend on
 the job's limit, and CANCELLED is somebody's wish: they are not counted. A job that failed in its first minute did not
-train yet.
+train yet. If it was started again after it had failed, that was a try which failed.
 
 `sacct --starttime` lists a job that began before that time with its whole length, if it still ran then. If it had
 failed before, it would not be in the list. So only its time after the log's begin counts (delayed entry). The begin is
@@ -23,6 +23,7 @@ from simdist.failure_logs.records import (
     Interruption,
     LoggedEffect,
     LoggedFailures,
+    LoggedTries,
     joined_events,
 )
 from simdist.failure_logs.slurm_jobs import COMMAND, SlurmJob
@@ -89,6 +90,7 @@ def slurm_failures(jobs: Sequence[SlurmJob], name: str, *, begin_s: float | None
             "lasts": "End of a preempted job to its next Start",
         },
         (*notes, *_notes(ended)),
+        _tries(counted),
     )
 
 
@@ -140,7 +142,7 @@ def _at_s(event: Interruption) -> float:
 
 def _other_end(job: SlurmJob) -> str:
     """Return what the end of a job is, if it is no interruption; empty for jobs that completed or run."""
-    if job.state in _CAUSES and not _is_interruption(job):
+    if _failed_at_start(job):
         return "ended in the first minute"
     if job.state == "CANCELLED":
         return "cancelled by root" if job.killed_by in _ROOT else "cancelled by a user"
@@ -149,13 +151,40 @@ def _other_end(job: SlurmJob) -> str:
 
 def _waits_s(jobs: Sequence[SlurmJob], *, planned: bool) -> Iterator[float]:
     """Yield how long requeued jobs waited for their next start, after what was planned or was not."""
-    runs: dict[str, list[SlurmJob]] = {}
-    for job in jobs:
-        runs.setdefault(job.job_id, []).append(job)
-    for job, following in (pair for each in runs.values() for pair in pairwise(each)):
+    for job, following in (pair for each in _runs(jobs) for pair in pairwise(each)):
         is_planned = job.state in _CAUSES and _CAUSES[job.state][1] == "planned"
         if _is_interruption(job) and is_planned == planned and following.start_s >= job.end_s:
             yield following.start_s - job.end_s
+
+
+def _runs(jobs: Sequence[SlurmJob]) -> list[list[SlurmJob]]:
+    """Return the runs of each job."""
+    runs: dict[str, list[SlurmJob]] = {}
+    for job in jobs:
+        runs.setdefault(job.job_id, []).append(job)
+    return [*runs.values()]
+
+
+def _tries(jobs: Sequence[SlurmJob]) -> LoggedTries | None:
+    """Count the tries to start requeued jobs again after they had failed."""
+    n_succeeded = 0
+    lost_s: list[float] = []
+    back_off_s: list[float] = []
+    for runs in _runs(jobs):
+        is_down = False
+        for job, following in pairwise(runs):
+            if is_down and _failed_at_start(job):
+                back_off_s.append(max(0.0, following.start_s - job.end_s))
+            is_down = _is_interruption(job) or (is_down and _failed_at_start(job))
+            if is_down and _failed_at_start(following):
+                lost_s.append(following.elapsed_s)
+            elif is_down and following.elapsed_s >= TRAINS_AFTER_S:
+                n_succeeded += 1
+    return LoggedTries(n_succeeded, tuple(lost_s), tuple(back_off_s)) if n_succeeded or lost_s else None
+
+
+def _failed_at_start(job: SlurmJob) -> bool:
+    return job.state in _CAUSES and not _is_interruption(job)
 
 
 def _notes(jobs: Sequence[SlurmJob]) -> list[str]:

@@ -20,7 +20,7 @@ from simdist.report.palette import (
 )
 from simdist.runs.recovery import Category
 from simdist.settings.units import format_duration
-from simdist.studies.goodput import GoodputStudy, RateCurve, in_words
+from simdist.studies.goodput import GoodputStudy, RateCurve, RatePoint, in_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +42,8 @@ _STYLES: dict[Category, Style] = {
 _COLORS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK, GREY)
 _DASHES = ("-", "--", ":", "-.")
 _VISIBLE = 5e-4  # of the time
-_MOST_TICKS = 5
+_LEAST_LOST = 0.1  # % that an axis shows
+_FEW = 2  # rows; a single one is no thicker than two
 
 
 def goodput_figure(study: GoodputStudy) -> "Figure":
@@ -52,14 +53,17 @@ def goodput_figure(study: GoodputStudy) -> "Figure":
         study: One row or more.
     """
     n_lines = len(study)
-    figure = new_figure(11.0, max(3.4, 2.0 + 0.4 * n_lines))
+    subject = study.title.rpartition(";")[0] or study.title  # without what columns are compared with
+    figure = new_figure(11.0, 2.4 + 0.6 * max(2, n_lines) if study.curves else 2.4 + 0.4 * n_lines)
     with literal_text():
         panels = figure.subplots(1, 2 if study.curves else 1, squeeze=False)[0]
-        figure.suptitle(shortened(study.title, most=110), x=0.01, ha="left", fontsize="large", fontweight="bold")
+        figure.suptitle(shortened(subject, most=110), x=0.01, ha="left", fontsize="large", fontweight="bold")
         _draw_lost(panels[0], study)
+        categories = panels[0].get_legend_handles_labels()
+        figure.legend(*categories, loc="outside lower left", ncols=2 if study.curves else 5, frameon=False)
         if study.curves:
             _draw_curves(panels[1], study.curves)
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower left", ncols=5, frameon=False)
+            figure.legend(*panels[1].get_legend_handles_labels(), loc="outside lower right", frameon=False)
     return figure
 
 
@@ -84,9 +88,10 @@ def _draw_lost(axes: "Axes", study: GoodputStudy) -> None:
         )
     axes.set_yticks(places, [shortened(row.label) for row in study])
     axes.tick_params(axis="y", length=0)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.45 * max(float(left.max()), 1e-3))
-    axes.set_xlabel("% of the time that is lost")
+    axes.set_ylim(max(len(study), _FEW) - 0.5, -0.5)
+    axes.set_xlim(0, 1.45 * max(float(left.max()), _LEAST_LOST))
+    axes.set_xticks([tick for tick in axes.get_xticks() if tick <= 100])
+    axes.set_xlabel("time that is lost (%)")
     tidy(axes, grid="x")
 
 
@@ -100,12 +105,19 @@ def _draw_curves(axes: "Axes", curves: tuple[RateCurve, ...]) -> None:
         axes.plot(times_s, shares, dashes, marker="o", markersize=4, color=color, label=shortened(curve.label))
         if curve.break_even_s is not None:
             axes.axvline(curve.break_even_s, color=color, linewidth=1, linestyle=(0, (4, 3)))
+    first, *middle, last = curves[0].points
+    points = [first, *(each for each in middle if each.factor == 1), last]
     axes.set_xscale("log")
     axes.minorticks_off()
-    every = max(1, -(-len(times_s) // _MOST_TICKS))
-    axes.set_xticks(times_s[::every], [format_duration(each) for each in times_s[::every]])
+    axes.set_xticks([each.between_failures_s for each in points], [_tick(each) for each in points])
     axes.invert_xaxis()
+    lowest, highest = axes.get_ylim()
+    axes.set_ylim(max(0.0, min(lowest, highest - _LEAST_LOST)), min(highest, 100 + _LEAST_LOST))
     axes.set_xlabel("time between failures that end an attempt")
-    axes.set_ylabel("goodput, %")
-    axes.legend(frameon=False)
+    axes.set_ylabel("goodput (%)")
     tidy(axes)
+
+
+def _tick(point: RatePoint) -> str:
+    """Name the time between failures, and say which one is the scenario's."""
+    return format_duration(point.between_failures_s) + ("\nas stated" if point.factor == 1 else "")

@@ -16,7 +16,7 @@ from simdist.scenario.disturbances import (
 )
 from simdist.scenario.facts import Imported
 from simdist.scenario.link import Link, TablePoint
-from simdist.scenario.loading import dump_cluster, dump_workload, load_cluster, load_workload
+from simdist.scenario.loading import dump_cluster, dump_workload, load_cluster, load_failures, load_workload
 from simdist.scenario.sampling import sampler
 from simdist.scenario.scenario import AnyScenario, Host, InputSettings, Scenario, dump, load, loads
 from simdist.scenario.uncertain import Range
@@ -56,6 +56,7 @@ __all__ = [
     "dump_workload",
     "load",
     "load_cluster",
+    "load_failures",
     "load_workload",
     "loads",
     "sampler",

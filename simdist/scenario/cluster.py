@@ -57,8 +57,8 @@ class SecondsOfKinds(SettingsGroup):
         yield from (kind for kind in get_args(LaunchKind) if self.of(kind))
 
 
-class HostLaunches(SecondsOfKinds):
-    """The host's time for launching one operation that is no part of a pass.
+class SecondsOfSmall(SecondsOfKinds):
+    """Seconds of operations besides passes, updates and collectives.
 
     Args:
         trust_ratios_s: Seconds of the trust ratios of LARS.
@@ -69,48 +69,40 @@ class HostLaunches(SecondsOfKinds):
         copy_s: Seconds of a copy or a sum of buffers.
         pack_s: Seconds of filling a fusion buffer.
         unpack_s: Seconds of emptying one.
+    """
+
+    trust_ratios_s: SecondsOrNone = 0.0
+    select_s: SecondsOrNone = 0.0
+    merge_s: SecondsOrNone = 0.0
+    densify_s: SecondsOrNone = 0.0
+    low_rank_s: SecondsOrNone = 0.0
+    copy_s: SecondsOrNone = 0.0
+    pack_s: SecondsOrNone = 0.0
+    unpack_s: SecondsOrNone = 0.0
+
+
+class HostLaunches(SecondsOfSmall):
+    """The host's time for launching one operation that is no part of a pass.
+
+    Args:
         collective_s: Seconds of a call of a collective.
         event_s: Seconds of letting a stream wait for another one, where a plan does so beside its buffers.
         graph_s: Seconds of launching a CUDA graph, which holds a pass or an update.
     """
 
-    trust_ratios_s: SecondsOrNone = 0.0
-    select_s: SecondsOrNone = 0.0
-    merge_s: SecondsOrNone = 0.0
-    densify_s: SecondsOrNone = 0.0
-    low_rank_s: SecondsOrNone = 0.0
-    copy_s: SecondsOrNone = 0.0
-    pack_s: SecondsOrNone = 0.0
-    unpack_s: SecondsOrNone = 0.0
     collective_s: SecondsOrNone = 0.0
     event_s: SecondsOrNone = 0.0
     graph_s: SecondsOrNone = 0.0
 
 
-class DeviceFloors(SecondsOfKinds):
+class DeviceFloors(SecondsOfSmall):
     """The least time of an operation on the device, however few bytes it moves.
 
     Args:
         optimize_s: Seconds of an update.
-        trust_ratios_s: Seconds of the trust ratios of LARS.
-        select_s: Seconds of a selection of the largest entries, with its residual.
-        merge_s: Seconds of summing entries and keeping the largest.
-        densify_s: Seconds of adding entries to a vector.
-        low_rank_s: Seconds of a stage of PowerSGD.
-        copy_s: Seconds of a copy or a sum of buffers.
-        pack_s: Seconds of filling a fusion buffer.
-        unpack_s: Seconds of emptying one.
     """
 
     optimize_s: SecondsOrNone = 0.0
-    trust_ratios_s: SecondsOrNone = 0.0
-    select_s: SecondsOrNone = 0.0
-    merge_s: SecondsOrNone = 0.0
-    densify_s: SecondsOrNone = 0.0
-    low_rank_s: SecondsOrNone = 0.0
-    copy_s: SecondsOrNone = 0.0
-    pack_s: SecondsOrNone = 0.0
-    unpack_s: SecondsOrNone = 0.0
 
 
 class Device(Settings):
@@ -122,6 +114,8 @@ class Device(Settings):
             absent.
         memory_bandwidth_Bps: Bytes per second that elementwise work moves; unlimited if absent.
         host_bandwidth_Bps: Bytes per second of copies between CPU and GPU memory; unlimited if absent.
+        staging_bandwidth_Bps: Of copies of checkpoints to the host, whose memory may be pageable; not above
+            `host_bandwidth_Bps`, which it is if absent.
         peak_flops: FLOP per second by precision, for workloads that state FLOPs instead of seconds; one value is fp32.
         speed: Factor on the speed of compute; 0.5 takes twice the time.
         compute_capability: As CUDA has it, such as 8.0 for an A100: of GPUs joined by NVLink, NCCL's protocols by
@@ -137,6 +131,7 @@ class Device(Settings):
     memory_nbytes: Annotated[Nbytes | None, Field(exclude_if=lambda nbytes: nbytes is None)] = None
     memory_bandwidth_Bps: BytesPerSecond = math.inf
     host_bandwidth_Bps: BytesPerSecond = math.inf
+    staging_bandwidth_Bps: Annotated[BytesPerSecond | None, Field(exclude_if=lambda rate: rate is None)] = None
     peak_flops: Peak = Peak()
     speed: Factor = 1.0
     compute_capability: Annotated[Factor, Field(ge=3, lt=20)] | None = None

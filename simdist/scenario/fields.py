@@ -1,7 +1,7 @@
 """Fields of settings by their paths, as their error messages write them: `cluster.network.bandwidth`."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path as FilePath
@@ -11,11 +11,12 @@ from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_orig
 from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 
 from simdist.scenario import strict_yaml
-from simdist.scenario.strict_yaml import BASES, Path, path_text
+from simdist.scenario.strict_yaml import BASES, RIVALS, Path, path_text
 from simdist.settings.base import (
     FromFile,
     Settings,
     bare_numbers,
+    key_of,
     nearest,
     plain,
     refuse,
@@ -28,7 +29,7 @@ _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+|\[\d+\])*", re.ASCII)
 _PARTS = re.compile(r"\w+", re.ASCII)
 _MAX_DIGITS = 9  # of an index
 #: Parts of a scenario that may be just a name.
-BASED = ("cluster", "workload")
+BASED = ("cluster", "workload", "failures")
 
 _STANDING_FOR_OTHERS = {  # keys that are read before the settings are
     **{(part, base): f"{part}.{base}" for part in BASED for base in BASES},
@@ -353,6 +354,7 @@ def changed_at(here: object, changes: Mapping[Path, object], above: Path = ()) -
             for key, below in by_key.items():
                 name = key if key in type(here).model_fields else _attribute(type(here), key, above)
                 update[str(name)] = changed_at(getattr(here, str(name)), below, (*above, key))
+            update = _unless_rivals(here, update) | update
             if "uncertain" in type(here).model_fields:
                 update.setdefault("uncertain", _still_uncertain(dict(here)["uncertain"], changes))
             return _validated_copy(here, update, above)
@@ -367,6 +369,17 @@ def changed_at(here: object, changes: Mapping[Path, object], above: Path = ()) -
             return kept | {key: changed_at(kept.get(key), below, (*above, key)) for key, below in by_key.items()}
         case _:
             raise ValueError(f"there is nothing below {path_text(above)}, which is {shown(here)}: change it as a whole")
+
+
+def _unless_rivals(here: Settings, update: Iterable[str]) -> dict[str, object]:
+    """Return the defaults of what a preset states in another way than the fields that change."""
+    rivals = {rival for name in update for rival in RIVALS.get(key_of(name), ())}
+    found: dict[str, object] = {}
+    for name, field in type(here).model_fields.items() if rivals else ():
+        default = field.get_default(call_default_factory=True)
+        if key_of(name) in rivals and name not in here.model_fields_set and getattr(here, name) != default:
+            found[name] = default
+    return found
 
 
 def _still_uncertain(ranges: Mapping[str, object], changes: Mapping[Path, object]) -> dict[str, object]:

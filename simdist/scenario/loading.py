@@ -1,6 +1,6 @@
 """From a file to settings, with every problem at once: `file.yaml:12: cluster.network.bandwidth: ...`.
 
-Clusters and workloads stand in files of their own, too, in the form of the presets.
+Clusters, workloads and failures stand in files of their own, too, in the form of the presets.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,16 +13,25 @@ from simdist.errors import ScenarioError, naming_file
 from simdist.files import read_content
 from simdist.scenario import strict_yaml
 from simdist.scenario.cluster import Cluster
+from simdist.scenario.failures import Failures
 from simdist.scenario.strict_yaml import Document, Problem, path_text
 from simdist.scenario.workload import Workload
 from simdist.settings.base import FromFile, Settings, shown
 
-Part: TypeAlias = Literal["cluster", "workload"]
+Part: TypeAlias = Literal["cluster", "workload", "failures"]
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 _MAX_LINES = 100
 _CLUSTER = "a cluster: write nodes, gpus_per_node, fabric and network, each as `key: value`"
 _WORKLOAD = "a workload: write tensors_file, batch_size and forward, each as `key: value`"
+_FAILURES = "failures: write causes, each with cause, of, rate and effect"
+
+
+_PARTS: dict[Part, tuple[type[Settings], str]] = {
+    "cluster": (Cluster, _CLUSTER),
+    "workload": (Workload, _WORKLOAD),
+    "failures": (Failures, _FAILURES),
+}
 
 
 def load_cluster(path: str | Path) -> Cluster:
@@ -41,6 +50,15 @@ def load_workload(path: str | Path) -> Workload:
         ScenarioError: It cannot be read, or is wrong; a line for every problem.
     """
     return _read_file(Workload, Path(path), _WORKLOAD)[0]
+
+
+def load_failures(path: str | Path) -> Failures:
+    """Read a file of failures: the keys of `failures` in a scenario.
+
+    Raises:
+        ScenarioError: It cannot be read, or is wrong; a line for every problem.
+    """
+    return _read_file(Failures, Path(path), _FAILURES)[0]
 
 
 def dump_cluster(cluster: Cluster) -> str:
@@ -80,7 +98,8 @@ def read_part(part: Part, path: Path) -> dict[str, object]:
     Raises:
         ScenarioError: It cannot be read, or is wrong; a line for every problem.
     """
-    _, keys = _read_file(Cluster, path, _CLUSTER) if part == "cluster" else _read_file(Workload, path, _WORKLOAD)
+    cls, shape = _PARTS[part]
+    _, keys = _read_file(cls, path, shape)
     tensors_file = keys.get("tensors_file")
     if isinstance(tensors_file, str):
         keys["tensors_file"] = str((path.parent / tensors_file).absolute())

@@ -1,4 +1,4 @@
-"""The clusters, workloads and scenarios that ship with simdist, as files in the folder `presets`."""
+"""The clusters, workloads, failures and scenarios that ship with simdist, as files in the folder `presets`."""
 
 import functools
 from importlib import resources
@@ -7,25 +7,13 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from simdist.errors import ScenarioError
 from simdist.scenario.loading import Part, read_part
-from simdist.scenario.strict_yaml import BASES
+from simdist.scenario.strict_yaml import BASES, RIVALS
 from simdist.scenario.workload import TIMES, unmeasured
 from simdist.settings.base import Settings, SettingsGroup, key_of, nearest, refuse, shown, stated
 
-PresetKind: TypeAlias = Literal["clusters", "workloads", "scenarios"]
+PresetKind: TypeAlias = Literal["clusters", "workloads", "failures", "scenarios"]
 
-# Keys that say the same in two ways, or that belong to a measurement: one written over a preset replaces the others.
-_RIVALS = {
-    "tensors": ("tensors_file", "transformer"),
-    "tensors_file": ("tensors", "transformer"),
-    "transformer": ("tensors", "tensors_file"),
-    "latency": ("table",),
-    "bandwidth": ("table",),
-    "efficiency": ("table",),
-    "table": ("latency", "bandwidth", "efficiency"),
-    "forward": ("step_times", "measured_batch_size", "launches"),
-    "step_times": ("forward", "backward", "measured_batch_size", "launches"),
-    "utilization": ("utilization_batch_size", "utilization_ranks"),
-}
+_KINDS: dict[Part, PresetKind] = {"cluster": "clusters", "workload": "workloads", "failures": "failures"}
 
 
 def names(kind: PresetKind) -> list[str]:
@@ -64,7 +52,7 @@ def expand(part: Part, value: object, *, folder: Path = Path()) -> object:
     >>> isinstance(tree, dict) and tree["nodes"]
     3
     """
-    kind: PresetKind = "clusters" if part == "cluster" else "workloads"
+    kind = _KINDS[part]
     if isinstance(value, str):
         if value not in names(kind):
             raise ValueError(_unknown(kind, value))
@@ -95,9 +83,9 @@ def expand(part: Part, value: object, *, folder: Path = Path()) -> object:
 
 
 def with_base(settings: Settings, in_file: dict[str, Any]) -> dict[str, Any]:
-    """Return a cluster or a workload as a file has it: the keys that the user wrote, and a `base` with the others."""
+    """Return a part of a scenario as a file has it: the keys that the user wrote, and a `base` with the others."""
     own, base = _apart(settings, in_file)
-    moved = {"uncertain", *(rival for key in own for rival in _RIVALS.get(key, ()))}  # which `expand` would drop
+    moved = {"uncertain", *(rival for key in own for rival in RIVALS.get(key, ()))}  # which `expand` would drop
     own |= {key: base.pop(key) for key in [*base] if key in moved}
     return {"base": base, **own} if base else own
 
@@ -165,7 +153,7 @@ def _read_file(part: Part, name: object, folder: Path) -> dict[str, object]:
 
 
 def _merged(base: dict[str, object], overrides: dict[str, object]) -> dict[str, object]:
-    replaced = {rival for key in overrides for rival in _RIVALS.get(key_of(key), ())}  # keys, or attributes
+    replaced = {rival for key in overrides for rival in RIVALS.get(key_of(key), ())}  # keys, or attributes
     merged = {key: item for key, item in base.items() if key not in replaced}
     for key, item in overrides.items():
         below = merged.get(key)
@@ -187,7 +175,13 @@ def _at(tree: object, path: str) -> object:
     from simdist.scenario.fields import parse_path
 
     for key in parse_path(path):
-        tree = tree.get(key) if isinstance(tree, dict) else None
+        match tree:
+            case dict():
+                tree = tree.get(key)
+            case list() if isinstance(key, int) and key < len(tree):
+                tree = tree[key]
+            case _:
+                return None
     return tree
 
 

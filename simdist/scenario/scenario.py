@@ -175,6 +175,11 @@ def _expand_workload(value: object, handler: ValidatorFunctionWrapHandler, info:
     return _forget_base(workload, value)
 
 
+def _expand_failures(value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Failures | None:
+    failures: Failures | None = handler(presets.expand("failures", value, folder=folder_of(info)))
+    return None if failures is None else _forget_base(failures, value)
+
+
 def _forget_base(settings: SettingsT, value: object) -> SettingsT:
     """Count as written only what the user wrote, not what a preset or another file says."""
     if isinstance(value, str):
@@ -352,7 +357,8 @@ class Scenario(Settings):
         host: How far the CPU runs ahead.
         checkpoint: Files that ranks write every so many steps; absent: none.
         disturbances: Delays of ranks, which add up, and links that misbehave, whose shares multiply.
-        failures: What ends or disturbs the whole job, and what it takes to go on; not simulated with the steps.
+        failures: What ends or disturbs the whole job, and what it takes to go on; not simulated with the steps. In a
+            file also a preset or a file, as `cluster` is.
         background: Flows of other jobs over the same links.
         actors: Processes of users beside the plan.
         schedules: One or more, with distinct labels.
@@ -375,7 +381,11 @@ class Scenario(Settings):
     disturbances: tuple[
         Annotated[SerializeAsAny[Disturbance | LinkDisturbance], BeforeValidator(_choose_disturbance)], ...
     ] = ()
-    failures: Annotated[Failures | None, Field(exclude_if=lambda failures: failures is None)] = None
+    failures: Annotated[
+        Failures | None,
+        WrapValidator(_expand_failures),
+        Field(exclude_if=lambda failures: failures is None),
+    ] = None
     background: Annotated[
         tuple[Annotated[TrafficPattern, BeforeValidator(_choose_flows)], ...], Field(exclude_if=lambda flows: not flows)
     ] = ()
@@ -400,8 +410,9 @@ class Scenario(Settings):
 
         Args:
             changes: The path of a field and its new value, or a mapping of paths to values. A path is that of error
-                messages and sweeps, such as `disturbances[0].probability`. All that it does not name stays. A range in
-                `uncertain` of a changed field is dropped, because the new value is known.
+                messages and sweeps, such as `disturbances[0].probability`. All that it does not name stays, except
+                what a preset measured with the old value, such as `launches` beside `forward`, and a range in
+                `uncertain` of a changed field.
             attributes: New values of attributes, as settings or as mappings of their attributes.
 
         Raises:
@@ -461,8 +472,8 @@ class Scenario(Settings):
 
     @property
     def has_ranges(self) -> bool:
-        """Whether a number of the scenario or its cluster is known as a range."""
-        return bool(self.uncertain or self.cluster.uncertain)
+        """Whether a number of its steps is known as a range."""
+        return bool(self.cluster.uncertain) or any(not path.startswith("failures") for path in self.uncertain)
 
     @property
     def is_of_machines(self) -> bool:
@@ -731,5 +742,8 @@ def dump(scenario: Scenario) -> str:
     It has what the user wrote, so that remarks are the same. What a preset or a file states is its `base`.
     """
     in_file: Any = strict_yaml.with_numbers_as_keys(scenario.model_dump(mode="json"))
-    parts = {key: presets.with_base(getattr(scenario, key), in_file[key]) for key in ("cluster", "workload")}
+    from simdist.scenario.fields import BASED
+
+    kept = [key for key in BASED if getattr(scenario, key) is not None]
+    parts = {key: presets.with_base(getattr(scenario, key), in_file[key]) for key in kept}
     return strict_yaml.dump({"name": scenario.name} | stated(scenario, in_file) | parts)

@@ -32,8 +32,21 @@ except ImportError:  # PyYAML without libyaml
 
 Path: TypeAlias = tuple[str | int, ...]
 
-#: Keys of a cluster or a workload under which it names, or has, what its other keys override.
+#: Keys of a cluster, a workload or failures under which it names, or has, what its other keys override.
 BASES = ("preset", "file", "base")
+#: Keys that say the same in two ways, or that belong to a measurement. One written over a preset replaces the others.
+RIVALS = {
+    "tensors": ("tensors_file", "transformer"),
+    "tensors_file": ("tensors", "transformer"),
+    "transformer": ("tensors", "tensors_file"),
+    "latency": ("table",),
+    "bandwidth": ("table",),
+    "efficiency": ("table",),
+    "table": ("latency", "bandwidth", "efficiency"),
+    "forward": ("step_times", "measured_batch_size", "launches"),
+    "step_times": ("forward", "backward", "measured_batch_size", "launches"),
+    "utilization": ("utilization_batch_size", "utilization_ranks"),
+}
 
 _MAX_DEPTH = 50
 _MAX_VALUES = 1_000_000

@@ -66,6 +66,8 @@ _DAY_S = Decimal(86_400)
 _CLOCK = {"min": Decimal(60), "h": Decimal(3600), "day": _DAY_S, "days": _DAY_S}
 _TIME = _Dimension("time", "55 ms", _SECONDS | _CLOCK)
 _YEAR_S = 365 * _DAY_S  # 8,760 h, as in annualized failure rates
+#: Units of people: name, seconds, and from how many on.
+_CALENDAR = (("years", float(_YEAR_S), 3.0), ("days", 86_400.0, 3.0), ("h", 3600.0, 1.0), ("min", 60.0, 2.0))
 _PERIODS = _SECONDS | _CLOCK | {"year": _YEAR_S, "years": _YEAR_S}
 _RATE = re.compile(
     r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(%?)\s*per\s+(?:((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*)?(\S+)",
@@ -356,10 +358,13 @@ def format_duration(seconds: float, digits: int = 3) -> str:
 
     >>> format_duration(0.5), format_duration(1800), format_duration(43_200), format_duration(900_000)
     ('500 ms', '30 min', '12 h', '10.4 days')
+    >>> format_duration(1e9), format_duration(1e12)
+    ('31.7 years', '31,710 years')
     """
-    for name, length_s, least in (("days", 86_400.0, 3.0), ("h", 3600.0, 1.0), ("min", 60.0, 2.0)):
+    for name, length_s, least in _CALENDAR:
         if least * length_s <= seconds < math.inf:
-            return f"{seconds / length_s:,.{digits}g} {name}"
+            number = seconds / length_s
+            return f"{number:,.0f} {name}" if number >= 10**digits else f"{number:.{digits}g} {name}"
     return format_seconds(seconds, digits)
 
 

@@ -43,6 +43,13 @@ class Column:
         self.form = form or words
         self.is_words = form is None
 
+    def headed(self, heading: str) -> "Column":
+        """Return the column with another heading."""
+        found = Column(heading, *self.keys)
+        found.form = self.form
+        found.is_words = self.is_words
+        return found
+
     def cell(self, record: Mapping[str, object]) -> str:
         """Print a record: nothing if it lacks the key, a dash if the value is None."""
         first, *others = self.keys

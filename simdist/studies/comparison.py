@@ -445,10 +445,11 @@ def measure_with_additions(
     return corrected(scenario, built, with_draws(scenario, built, measured, progress=progress, draw=draw))
 
 
-def steps_in(scenario: Scenario, schedule: Schedule, *, n_seeds: int) -> tuple[float, float]:
-    """Return the seconds per step of a schedule, and of them those that ranks wait for data: means over seeds."""
-    found = measure_with_additions(scenario, build(scenario, schedule), n_seeds=n_seeds, facets=())
-    return float(found.step_s.mean()), float(found.states_s["io"].mean())
+def steps_in(scenario: Scenario, schedule: Schedule, *, n_seeds: int, draws: bool = False) -> ScheduleTimes:
+    """Return the times of a schedule in a scenario without facets; under draws, too, if asked for."""
+    built = build(scenario, schedule)
+    measured = measure(scenario, built, n_seeds=n_seeds, draw=shared_delays(scenario), facets=())
+    return corrected(scenario, built, with_draws(scenario, built, measured) if draws else measured)
 
 
 def range_of_trace(scenario: Scenario, built: Built, trace: Trace) -> Interval | None:

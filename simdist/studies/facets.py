@@ -31,15 +31,17 @@ from simdist.plan import LEVELS, Plan
 from simdist.plan.text import ranks_named
 from simdist.scenario.scenario import Scenario
 from simdist.settings.base import unchecked_copy
-from simdist.settings.units import Elapsed, format_duration, format_nbytes, format_share
-from simdist.studies.columns import IN_RANGES, SCHEDULE, Column, factor, seconds, shown_epochs
+from simdist.settings.units import Elapsed, format_duration, format_nbytes, format_share, in_range
+from simdist.studies.columns import IN_RANGES, SCHEDULE, Column, factor, flat_record, seconds, shown_epochs
 from simdist.studies.remarks import Remark
+from simdist.studies.statistics import Interval, mean_interval
 from simdist.traces.breakdown import Breakdown, mean_late
 from simdist.traces.links import link_in_words
 
 if TYPE_CHECKING:
     from simdist.runs.building import Built
     from simdist.studies.epochs import Epochs
+    from simdist.studies.suffering import StepsIn
     from simdist.traces.memory import MemoryKind
 
 ValueT = TypeVar("ValueT")
@@ -47,7 +49,6 @@ ValueT = TypeVar("ValueT")
 #: Seconds per step of each seed, `[n_seeds]`.
 StepTimes: TypeAlias = NDArray[np.float64]
 Again: TypeAlias = Callable[[Scenario], StepTimes]
-StepsIn: TypeAlias = Callable[[Scenario], tuple[float, float]]  # see `simdist.studies.suffering.StepsIn`
 Rest: TypeAlias = Callable[[float, float], float]
 
 _NEARLY_ALL = 0.9  # of the updates: a rank that is late in these contributes almost nothing
@@ -125,7 +126,7 @@ class Facet(ABC, Generic[ValueT]):
         """
         return None
 
-    def measure_built(self, scenario: Scenario, built: "Built", *, n_seeds: int, steps_in: StepsIn) -> ValueT | None:
+    def measure_built(self, scenario: Scenario, built: "Built", *, n_seeds: int, steps_in: "StepsIn") -> ValueT | None:
         """Return the value if it needs the scenario, the schedule or the prices of the plan, else None."""
         return None
 
@@ -649,7 +650,7 @@ class _MemoryFacet(Facet[_PeakMemory | None]):
         return None
 
     def measure_built(
-        self, scenario: Scenario, built: "Built", *, n_seeds: int, steps_in: StepsIn
+        self, scenario: Scenario, built: "Built", *, n_seeds: int, steps_in: "StepsIn"
     ) -> _PeakMemory | None:
         """Return the peak, without disturbances."""
         limit_nbytes = scenario.cluster.device.memory_nbytes
@@ -715,10 +716,17 @@ class _MemoryFacet(Facet[_PeakMemory | None]):
 
 @dataclass(frozen=True, slots=True)
 class _FailingJob:
-    """The whole job of a schedule under failures: mean shares of its time, see `simdist.studies.goodput`."""
+    """The whole job of a schedule under failures: mean shares of its time, see `simdist.studies.goodput`.
+
+    Args:
+        goodput: The mean.
+        ettr: The mean.
+        range90: 90 % interval of goodput, from seeds and uncertain rates and recovery; None if these are certain.
+    """
 
     goodput: float
     ettr: float
+    range90: Interval | None = None
 
 
 @final
@@ -726,41 +734,60 @@ class _GoodputFacet(Facet[_FailingJob | None]):
     """Goodput of the whole job, if the scenario has failures."""
 
     nothing: _FailingJob | None = None
-    names = ("goodput", "ettr")
+    names = ("goodput", "ettr", "goodput_range90_low", "goodput_range90_high")
     brief = (Column("goodput", form=format_share),)
+    _in_range = Column(
+        "goodput",
+        "goodput",
+        "goodput_range90_low",
+        "goodput_range90_high",
+        form=lambda center, *ends: in_range(center, *ends, form=format_share),
+    )
 
     def measure(self, simulated: Simulated) -> _FailingJob | None:
         """Return nothing: steps do not tell."""
         return None
 
     def measure_built(
-        self, scenario: Scenario, built: "Built", *, n_seeds: int, steps_in: StepsIn
+        self, scenario: Scenario, built: "Built", *, n_seeds: int, steps_in: "StepsIn"
     ) -> _FailingJob | None:
         """Let the job suffer the failures of the same seeds."""
         if scenario.failures is None or scenario.train_for is None:
             return None
         from simdist.scenario.sampling import run_seeds
+        from simdist.studies.drawn_failures import Draws, drawn_job
         from simdist.studies.suffering import steady, suffer
 
         trained = steady(scenario, built.schedule, steps_in)
         found = suffer(scenario.failures, trained, run_seeds(scenario.seed, n_seeds))
-        return _FailingJob(float(found.goodput.mean()), float(found.ettr.mean()))
+        drawn = drawn_job(Draws.of(scenario), scenario.failures.on_failure, trained)
+        center = float(found.goodput.mean())
+        ranged = drawn and drawn.goodput_range(center, mean_interval(found.goodput))
+        return _FailingJob(center, float(found.ettr.mean()), ranged[0] if ranged else None)
 
     def document(self, value: _FailingJob | None) -> dict[str, object]:
-        """Return both shares."""
-        return asdict(value) if value else {}
+        """Return both shares, and the interval if there is one."""
+        if value is None:
+            return {}
+        found: dict[str, object] = {"goodput": value.goodput, "ettr": value.ettr}
+        return found if value.range90 is None else found | {"goodput_range90": value.range90}
+
+    def cells(self, value: _FailingJob | None) -> dict[str, object]:
+        """Return the same with the ends of the interval apart."""
+        return flat_record(self.document(value))
 
     def kept(self, value: _FailingJob | None) -> dict[str, object]:
-        """Return both shares."""
+        """Return the document."""
         return self.document(value)
 
     def restored(self, record: Mapping[str, Any]) -> _FailingJob | None:
-        """Return both shares."""
-        return _FailingJob(record["goodput"], record["ettr"]) if "goodput" in record else None
+        """Return what was kept."""
+        ends = record.get("goodput_range90")
+        return _FailingJob(record["goodput"], record["ettr"], ends and tuple(ends)) if "goodput" in record else None
 
     def columns(self, values: Sequence[_FailingJob | None]) -> Sequence[Column]:
         """Return a column of goodput."""
-        return self.brief
+        return (self._in_range,) if all(each and each.range90 for each in values) else self.brief
 
 
 EPOCHS = _EpochsFacet()

@@ -5,12 +5,13 @@
 
 So a straggler lowers goodput, as a failure does, and leaves ETTR as it is. Categories have the names of
 google/ml-goodput-measurement. All schedules and policies meet the same failures of the same seeds, so that differences
-between them are paired. Intervals are 95 % confidence intervals over seeds.
+between them are paired. Intervals are 95 % confidence intervals over seeds or, where something is uncertain, 90 %
+intervals of seeds and of that: see `simdist.studies.drawn_failures`.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias, final
@@ -18,15 +19,31 @@ from typing import TYPE_CHECKING, TypeAlias, final
 from simdist.errors import ScenarioError, naming
 from simdist.runs.attempts import CATEGORIES
 from simdist.runs.recovery import Category
-from simdist.scenario.failures import Failures
+from simdist.scenario.failures import Failures, OnFailure
 from simdist.scenario.sampling import run_seeds
 from simdist.scenario.scenario import AnyScenario, Scenario, load
 from simdist.settings.base import plural
-from simdist.settings.units import format_duration, format_share
-from simdist.studies.columns import SCHEDULE, SPEEDUP, Column, flat_record, frame_of_records
+from simdist.settings.units import format_duration, format_share, in_range
+from simdist.studies.columns import (
+    SCHEDULE,
+    SPEEDUP,
+    Column,
+    combined,
+    flat_record,
+    frame_of_records,
+)
 from simdist.studies.comparison import find_baseline, steps_in
+from simdist.studies.drawn_failures import (
+    DrawnJob,
+    Draws,
+    best_steps_range,
+    between_failures_range_s,
+    break_even_range_s,
+    drawn_job,
+    draws_for,
+)
 from simdist.studies.remarks import Remark, below_table, documents, remarks_of, with_remarks
-from simdist.studies.statistics import Interval, mean_interval, ratio_interval
+from simdist.studies.statistics import Interval, Samples, mean_interval, ratio_interval
 from simdist.studies.suffering import (
     SteadySchedule,
     Suffered,
@@ -37,9 +54,11 @@ from simdist.studies.suffering import (
     steady,
     suffer,
     time_between_failures_s,
+    under,
     young_s,
 )
 from simdist.studies.tables import table_text
+from simdist.studies.uncertainty import CHANCE, causes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,6 +71,7 @@ _HOUR_S = 3600.0
 #: Factors of the scenario's rates, of the curve.
 FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 _SHOWN_FACTORS = (0.125, 0.5, 1.0, 2.0, 8.0)  # in text
+_NARROW = 0.02  # interval of a speed-up
 _LEAST_SHARE = 5e-4  # of the time that a table of text has
 #: What ETTR counts as training, and goodput does not.
 _ONLY_ETTR: tuple[Category, ...] = ("step_time_deviation", "data_loading", "absent_replicas")
@@ -73,7 +93,30 @@ def _percent_with_interval(center: float, interval: Interval | None) -> str:
 
 def _points(center: float, interval: Interval | None) -> str:
     half = 50 * (interval[1] - interval[0]) if interval else 0.0
-    return f"{100 * center:+.1f}" + (f" ± {half:.1f}" if half >= 0.05 else "")
+    return f"{100 * center:+z.1f}" + (f" ± {half:.1f}" if half >= 0.05 else "")
+
+
+def percent_in_range(center: float, interval: Interval) -> str:
+    """Print a share with its range.
+
+    >>> percent_in_range(0.954, (0.931, 0.968))
+    '95.4 (93.1-96.8) %'
+    """
+    return in_range(center, *interval, form=lambda share: f"{100 * share:.1f}") + " %"
+
+
+def _points_in_range(center: float, interval: Interval) -> str:
+    ends = " to ".join(f"{100 * end:+.1f}" for end in interval)
+    return f"{100 * center:+.1f}" + (f" ({ends})" if interval[0] < interval[1] else "")
+
+
+def _speedup_in_range(center: float, interval: Interval) -> str:
+    digits = 3 if interval[1] - interval[0] < _NARROW else 2
+    return in_range(center, *interval, form=f"{{:.{digits}f}}".format)
+
+
+def _times_in_range(center_s: float, interval_s: Interval) -> str:
+    return in_range(center_s, *interval_s, form=format_duration)
 
 
 _POLICY = Column("on failure", "on_failure")
@@ -91,6 +134,13 @@ _MAIN = (
     Column("best every", "best_s", form=format_duration),
     Column("goodput then", "best_goodput", form=format_share),
     Column("Young", "young_s", form=format_duration),
+)
+#: The same where something is uncertain.
+_IN_RANGES = (
+    Column("goodput", "goodput", "goodput_range90", form=percent_in_range),
+    Column("points", "difference", "difference_range90", form=_points_in_range),
+    Column("speed-up", "speedup", "speedup_range90", form=_speedup_in_range),
+    Column("best every", "best_s", "best_s_range90", form=_times_in_range),
 )
 _BY_CAUSE = (
     SCHEDULE,
@@ -132,10 +182,13 @@ class GoodputRow:
         best: What becomes of it then, with the seeds of the search.
         young_s: Young's interval.
         price: Of an hour of all GPUs, those of spares too; None if not known.
+        drawn: The same under draws; None if nothing is uncertain.
+        base_drawn: Likewise, of the baseline.
+        best_steps_range: Best steps if failures are as frequent, or as rare, as the ranges of the rates allow.
     """
 
     trained: SteadySchedule
-    on_failure: str
+    on_failure: OnFailure
     suffered: Suffered
     base: Suffered
     causes: Mapping[str, CauseRow]
@@ -143,6 +196,9 @@ class GoodputRow:
     best: Suffered | None
     young_s: float | None
     price: float | None
+    drawn: DrawnJob | None = None
+    base_drawn: DrawnJob | None = None
+    best_steps_range: tuple[int, int] | None = None
 
     @property
     def schedule(self) -> str:
@@ -188,7 +244,43 @@ class GoodputRow:
             found["best_s"] = self.best_steps * step_s
             found["best_goodput"] = float(self.best.goodput.mean())
             found["young_s"] = self.young_s
+            if self.best_steps_range is not None:
+                found["best_s_range90"] = tuple(n_steps * step_s for n_steps in self.best_steps_range)
         return found
+
+    @property
+    def doubts(self) -> dict[str, float]:
+        """Share of each cause of the variance of goodput or, if that is known, of speed-up; none of chance alone."""
+        shares = self._ranges()[1]
+        return shares if max(shares, key=shares.__getitem__, default=CHANCE) != CHANCE else {}
+
+    def _ranges(self) -> tuple[dict[str, Interval], dict[str, float]]:
+        """Return the intervals of what is uncertain, and the shares of their causes."""
+        if self.drawn is None or self.base_drawn is None:
+            return {}, {}
+        found: dict[str, Interval] = {}
+        shares: dict[str, float] = {}
+        ratio = self.speedup
+        if ratio is not None:
+            found["speedup_range90"], shares = self.drawn.speedup_range(self.base_drawn, ratio, self._speedup_ci95)
+        of_goodput = self.drawn.goodput_range(self.goodput, mean_interval(self.suffered.goodput))
+        if of_goodput is not None:
+            found["goodput_range90"], shares = of_goodput
+        difference = self.drawn.difference_range(
+            self.base_drawn, float(self._differences.mean()), mean_interval(self._differences)
+        )
+        if difference is not None:
+            found["difference_range90"] = difference
+        return found, shares
+
+    @property
+    def _differences(self) -> Samples:
+        return self.suffered.goodput - self.base.goodput
+
+    @property
+    def _speedup_ci95(self) -> Interval | None:
+        ratio = self.speedup
+        return None if ratio is None else ratio_interval(ratio, self.suffered.trained_per_s, self.base.trained_per_s)
 
     def _of_length(self) -> dict[str, object]:
         total_s = float(self.suffered.total_s.mean())
@@ -207,6 +299,10 @@ class GoodputRow:
             speedup (float or null): Trained per second / that of the baseline, null if that trains nothing. Steps count
                 with the share of their samples.
             speedup_ci95 (list or null): Likewise.
+            goodput_range90, difference_range90, speedup_range90 (list): Only with `uncertain` values: `[low, high]`,
+                90 % intervals from seeds and these values.
+            doubts (object): Only with `uncertain` values: path, `doubt.` and kind, or `seeds` -> share (float) of the
+                variance of `goodput` or, if rates and recovery are certain, of `speedup`.
             steps, job_s (float): Steps that count, and time of the job.
             money (float): Only with a price: cost of the job, spare nodes included.
             step_s, calm_step_s (float): Seconds per step while nothing fails, and without stragglers too.
@@ -222,11 +318,10 @@ class GoodputRow:
             checkpoint_nbytes (int): Only with checkpoints: bytes of all its files.
             best_steps (int): Only with checkpoints and rates: interval with which most is trained, in steps.
             best_s, best_goodput (float): The same in time of training, and goodput then.
+            best_s_range90 (list): Only with uncertain rates: the same if failures are as frequent, and as rare.
             young_s (float): Likewise: Young's interval.
         """
-        differences = self.suffered.goodput - self.base.goodput
-        ratio = self.speedup
-        trained = self.suffered.trained_per_s
+        ranges, _ = self._ranges()
         causes = {
             name: {"failures": each.n_failures, "lost_s": each.lost_s}
             | ({} if each.money is None else {"money": each.money})
@@ -238,10 +333,12 @@ class GoodputRow:
             "goodput": self.goodput,
             "goodput_ci95": mean_interval(self.suffered.goodput),
             "ettr": float(self.suffered.ettr.mean()),
-            "difference": float(differences.mean()),
-            "difference_ci95": mean_interval(differences),
-            "speedup": ratio,
-            "speedup_ci95": None if ratio is None else ratio_interval(ratio, trained, self.base.trained_per_s),
+            "difference": float(self._differences.mean()),
+            "difference_ci95": mean_interval(self._differences),
+            "speedup": self.speedup,
+            "speedup_ci95": self._speedup_ci95,
+            **ranges,
+            **({"doubts": self.doubts} if self.doubts else {}),
             **self._of_length(),
             "step_s": self.trained.job.step_s,
             "calm_step_s": self.trained.job.calm_step_s,
@@ -299,10 +396,12 @@ class RateCurve:
     Args:
         label: Of schedule and policy.
         points: By ascending rate.
+        break_even_range_s: 90 % interval of `break_even_s`, if parts of the recovery are uncertain.
     """
 
     label: str
     points: tuple[RatePoint, ...]
+    break_even_range_s: Interval | None = None
 
     @property
     def break_even_s(self) -> float | None:
@@ -310,12 +409,16 @@ class RateCurve:
 
         Between two points, the speed-up's logarithm is taken as a line over that of the rate.
         """
-        gains = self._gains()
-        for (left_s, left), (right_s, right) in pairwise(gains):
+        for (left_s, left), (right_s, right) in pairwise(self._gains()):
             if left * right < 0:
                 place = left / (left - right)
                 return math.exp(math.log(left_s) + place * (math.log(right_s) - math.log(left_s)))
         return None
+
+    @property
+    def factors(self) -> list[tuple[float, float, float]]:
+        """Factor of the rates, time between failures and speed-up, where both train something."""
+        return [(each.factor, each.between_failures_s, each.speedup) for each in self.points if each.speedup]
 
     @property
     def is_ahead_at_last(self) -> bool:
@@ -323,8 +426,8 @@ class RateCurve:
         return self._gains()[-1][1] > 0
 
     def _gains(self) -> list[tuple[float, float]]:
-        """Return the time between failures and the speed-up's logarithm, where both train something."""
-        return [(each.between_failures_s, math.log(each.speedup)) for each in self.points if each.speedup]
+        """Return the time between failures and the speed-up's logarithm."""
+        return [(between_s, math.log(speedup)) for _, between_s, speedup in self.factors]
 
     def record(self) -> dict[str, object]:
         """Return the curve as JSON.
@@ -332,10 +435,12 @@ class RateCurve:
         Columns:
             label (str): Schedule and policy.
             break_even_s (float or null): Time between failures at which as much is trained as by the baseline.
+            break_even_s_range90 (list): Only with an uncertain recovery: its 90 % interval.
             points (list): "A point of a curve of goodput".
         """
         points = [each.record() for each in self.points]
-        return {"label": self.label, "break_even_s": self.break_even_s, "points": points}
+        ends = {} if self.break_even_range_s is None else {"break_even_s_range90": self.break_even_range_s}
+        return {"label": self.label, "break_even_s": self.break_even_s, **ends, "points": points}
 
 
 @final
@@ -350,6 +455,7 @@ class GoodputStudy(list[GoodputRow]):
         baseline: GoodputRow,
         title: str,
         curves: Sequence[RateCurve],
+        between_range_s: Interval | None = None,
     ) -> None:
         """Take the rows.
 
@@ -359,12 +465,14 @@ class GoodputStudy(list[GoodputRow]):
             baseline: The row that others are compared with.
             title: Heading of tables and pictures.
             curves: Goodput against the rate; empty without rates.
+            between_range_s: 90 % interval of the time between failures, if rates are uncertain.
         """
         super().__init__(rows)
         self.scenario = scenario
         self.baseline = baseline
         self.title = title
         self.curves = tuple(curves)
+        self.between_range_s = between_range_s
 
     @property
     def remarks(self) -> tuple[Remark, ...]:
@@ -376,6 +484,7 @@ class GoodputStudy(list[GoodputRow]):
             *_of_corruption(self),
             *_of_rows(self),
             *_of_curves(self),
+            *_of_ranges(self),
         )
 
     def document(self) -> dict[str, object]:
@@ -403,7 +512,8 @@ class GoodputStudy(list[GoodputRow]):
     def tables(self) -> Iterator[tuple[str, Sequence[Column], Sequence[Mapping[str, object]]]]:
         """Yield the tables for people: title, columns, records."""
         cells = [each.cells() for each in self]
-        yield self.title, [each for each in _MAIN if each.keys[0] in cells[0]], cells
+        ranged = [each for each in _IN_RANGES if all(each.keys[-1] in row for row in cells)]
+        yield self.title, combined([each for each in _MAIN if each.keys[0] in cells[0]], ranged), cells
         shown = [each for each in CATEGORIES if any(row.shares[each] >= _LEAST_SHARE for row in self)]
         of_time = [Column(in_words(each), f"{each}_share", form=format_share) for each in shown]
         yield "where the time goes", (SCHEDULE, _POLICY, *of_time), cells
@@ -464,23 +574,24 @@ def goodput(
     scenario: AnyScenario,
     *,
     baseline: str | None = None,
+    on_failure: Sequence[OnFailure] = (),
     n_seeds: int = 20,
     price_per_gpu_hour: float | None = None,
     progress: Progress | None = None,
 ) -> GoodputStudy:
     """Return the goodput of each schedule of a scenario with `failures`.
 
-    If the policy is not `restart`, each schedule has a row with `restart` too.
-
     Args:
         scenario: The scenario, or what `simdist.scenario.load` takes for one.
         baseline: Label or kind of the schedule that the others are compared with; `sync` or the first if None.
+        on_failure: Policies, the one to compare with first. If there are none, the scenario's and `restart`.
         n_seeds: Seeds of steps and of failures.
         price_per_gpu_hour: Of every GPU, those of spare nodes too; None: no costs are shown.
         progress: See `Progress`.
 
     Raises:
-        ScenarioError: The scenario has no `failures` or no `train_for`, or there is no such baseline.
+        ScenarioError: The scenario has no `failures` or no `train_for`, there is no such baseline, or a policy has no
+            spares.
         PlanError: A schedule does not fit the cluster, or a policy does not fit the schedule.
         UnsupportedError: More failures are expected than can be simulated.
     """
@@ -491,30 +602,55 @@ def goodput(
         raise ScenarioError(f"{scenario.name}: failures: nothing fails: write its causes and their rates")
     reference = find_baseline(scenario, baseline)
     seeds = run_seeds(scenario.seed, n_seeds)
-    ways = policies(scenario.failures)
+    ways = _policies(scenario.failures, on_failure)
     pairs: list[tuple[SteadySchedule, Failures]] = []
     for schedule in scenario.schedules:
         if progress:
             progress(schedule.name, 0.0)
         with naming(schedule.name):
-            trained = steady(scenario, schedule, partial(steps_in, schedule=schedule, n_seeds=n_seeds))
+            trained = steady(scenario, schedule, partial(steps_in, schedule=schedule, n_seeds=n_seeds), draws=True)
         pairs += [(trained, failures) for failures in ways]
+    draws = draws_for(scenario, [trained for trained, _ in pairs])
     suffered = []
+    drawn = []
     for trained, failures in pairs:
         if progress:
             progress(trained.label, 0.5)
         with naming(f"{trained.label}, on_failure: {failures.on_failure}"):
             suffered.append(suffer(failures, trained, seeds))
+            drawn.append(drawn_job(draws, failures.on_failure, trained))
     at = scenario.schedules.index(reference) * len(ways)
     prices = [_price(price_per_gpu_hour, trained, failures) for trained, failures in pairs]
     rows = [
-        _row(scenario, pair, found, suffered[at], seeds, price)
-        for pair, found, price in zip(pairs, suffered, prices, strict=True)
+        replace(
+            _row(draws, pair, found, suffered[at], seeds, price),
+            drawn=of_draws,
+            base_drawn=drawn[at],
+        )
+        for pair, found, of_draws, price in zip(pairs, suffered, drawn, prices, strict=True)
     ]
-    title = _title(scenario, rows[at], n_seeds)
     return GoodputStudy(
-        rows, scenario=scenario, baseline=rows[at], title=title, curves=_curves(scenario, pairs, rows, at)
+        rows,
+        scenario=scenario,
+        baseline=rows[at],
+        title=_title(scenario, rows[at], n_seeds),
+        curves=_curves(scenario, pairs, rows, at),
+        between_range_s=between_failures_range_s(draws, pairs[at][0]),
     )
+
+
+def _policies(failures: Failures, wanted: Sequence[OnFailure]) -> list[Failures]:
+    """Return failures with each policy that is compared.
+
+    Raises:
+        ScenarioError: One takes spare nodes, and there are none.
+    """
+    if failures.on_failure != "spare" and "spare" in wanted and not failures.spares:
+        raise ScenarioError(
+            "--policies spare: failures.spares is 0: write on_failure: spare and spares, e.g. 2; other policies that "
+            "are compared take no spares with restart, and these with continue"
+        )
+    return [under(failures, each) for each in dict.fromkeys(wanted or policies(failures))]
 
 
 def _price(price_per_gpu_hour: float | None, trained: SteadySchedule, failures: Failures) -> float | None:
@@ -527,7 +663,7 @@ def _price(price_per_gpu_hour: float | None, trained: SteadySchedule, failures: 
 
 
 def _row(
-    scenario: Scenario,
+    draws: Draws,
     pair: tuple[SteadySchedule, Failures],
     found: Suffered,
     base: Suffered,
@@ -535,8 +671,9 @@ def _row(
     price: float | None,
 ) -> GoodputRow:
     trained, failures = pair
-    best_steps = best_interval(failures, *for_search(scenario, failures, trained))
+    best_steps = best_interval(failures, *for_search(draws.scenario, failures, trained))
     best = suffer(failures, trained.with_interval(best_steps), seeds) if best_steps else None
+    best_range = best_steps_range(draws, failures.on_failure, trained, best_steps) if best_steps else None
     return GoodputRow(
         trained=trained,
         on_failure=failures.on_failure,
@@ -547,6 +684,7 @@ def _row(
         best=best,
         young_s=young_s(failures, trained),
         price=price,
+        best_steps_range=best_range,
     )
 
 
@@ -579,14 +717,21 @@ def _curves(
             between_s = time_between_failures_s(failures, trained.job)
             ratio = _over(found[number], found[at])
             points[number].append(RatePoint(factor, between_s, float(found[number].goodput.mean()), ratio))
-    return [RateCurve(row.label, tuple(of_row)) for row, of_row in zip(rows, points, strict=True)]
+    curves = [RateCurve(row.label, tuple(of_row)) for row, of_row in zip(rows, points, strict=True)]
+    draws = Draws.of(scenario, rates=False)
+    sides = [(failures.on_failure, trained) for trained, failures in pairs]
+    return [
+        replace(curve, break_even_range_s=break_even_range_s(draws, sides[number], sides[at], curve.factors))
+        for number, curve in enumerate(curves)
+    ]
 
 
 def _title(scenario: Scenario, baseline: GoodputRow, n_seeds: int) -> str:
     job = baseline.trained.job
     length = format_duration(job.horizon_s) if job.horizon_s is not None else f"{job.n_steps:,} steps"
     counts = f"{scenario.cluster.world_size:,} ranks, {length}, {n_seeds} {plural(n_seeds, 'seed')}"
-    return f"{scenario.name}: {counts}; points and speed-up over {baseline.label}, 95 % confidence"
+    how_sure = "in brackets: 90 % intervals" if baseline.drawn else "95 % confidence"
+    return f"{scenario.name}: {counts}; points and speed-up over {baseline.label}, {how_sure}"
 
 
 def _of_recovery(scenario: Scenario) -> Iterator[Remark]:
@@ -638,8 +783,20 @@ def _of_curves(study: GoodputStudy) -> Iterator[Remark]:
     for each in study.curves:
         if (between_s := each.break_even_s) is not None:
             when = "shorter" if each.is_ahead_at_last else "longer"
+            place = in_range(between_s, *(each.break_even_range_s or (0.0, 0.0)), form=format_duration)
             text = (
                 f"{each.label} trains more than {study.baseline.label} if the time between failures is {when} than "
-                f"{format_duration(between_s)}"
+                f"{place}"
             )
+            ends = each.break_even_range_s or (between_s, between_s)
+            possible = study.between_range_s
+            if possible and possible[0] < ends[1] and ends[0] < possible[1]:
+                span = " to ".join(map(format_duration, possible))
+                text += f"; uncertain rates allow {span}, so that it is open which trains more"
             yield Remark("result", text, each.label)
+
+
+def _of_ranges(study: GoodputStudy) -> Iterator[Remark]:
+    """Name the measurement that would narrow the intervals most."""
+    for text in causes(study.scenario, {each.label: each.doubts for each in study}):
+        yield Remark("result", text)

@@ -11,9 +11,9 @@ Source:
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,20 +26,33 @@ from simdist.runs.checkpoint_costs import CheckpointCosts, checkpoint_costs
 from simdist.runs.checkpointed_steps import Checkpoints, Survives
 from simdist.runs.failing_job import job_of
 from simdist.runs.recovery import Category
-from simdist.scenario.failures import FailureCause, Failures
+from simdist.scenario.failures import FailureCause, Failures, OnFailure
 from simdist.scenario.sampling import run_seeds
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.settings.base import unchecked_copy
+from simdist.studies.measuring import ScheduleTimes
+from simdist.studies.statistics import Samples
 
-#: Returns the seconds per step, and of them those that ranks wait for data, of a schedule in another scenario: means
-#: over the same seeds.
-StepsIn: TypeAlias = Callable[[Scenario], tuple[float, float]]
+
+class StepsIn(Protocol):
+    """Simulates the steps of a schedule in another scenario, with the same seeds."""
+
+    def __call__(self, scenario: Scenario, /, *, draws: bool = False) -> ScheduleTimes:
+        """Return its times.
+
+        Args:
+            scenario: The other scenario.
+            draws: Whether to simulate it also under draws of what is uncertain.
+        """
+        ...
+
 
 _SURVIVES: dict[Destination, Survives] = {"storage": "all", "peer": "node", "disk": "process"}
 _LOSING = ("process", "node", "hang", "slow", "corruption")  # effects that end an attempt
 _MOST_FAILURES = 1_000_000  # of a job: 100,000 GPUs that fail every year meet 25,000 in three months
 _ENOUGH_FAILURES = 1000  # in all seeds of a search together
+_TIMES_FOUND = 10.0  # that a shorter job lasts as long as anything takes to be found
 _LEAST_SEEDS = 2
 _MOST_SEEDS = 200
 _FIRST_FACTOR = 2.0  # between intervals that a search tries
@@ -56,6 +69,7 @@ class SteadySchedule:
         loading: Share of calm steps in which ranks wait for data.
         costs: Of one checkpoint; None if none are written.
         period: Steps of a period; checkpoints lie whole periods apart.
+        drawn: Step times under draws, as `simdist.studies.measuring.ScheduleTimes` has them.
     """
 
     label: str
@@ -63,6 +77,7 @@ class SteadySchedule:
     loading: float
     costs: CheckpointCosts | None
     period: int
+    drawn: Mapping[str, Samples] = field(default_factory=dict)
 
     def with_interval(self, n_steps: int) -> "SteadySchedule":
         """Return the same with checkpoints so many steps apart."""
@@ -105,23 +120,26 @@ class Suffered:
         return float(np.mean([of(each) for each in self.outcomes]))
 
 
-def steady(scenario: Scenario, schedule: Schedule, steps_in: StepsIn) -> SteadySchedule:
+def steady(scenario: Scenario, schedule: Schedule, steps_in: StepsIn, *, draws: bool = False) -> SteadySchedule:
     """Return how a schedule of a scenario with failures trains while nothing fails.
 
     Args:
         scenario: The scenario.
         schedule: One of its schedules.
         steps_in: See `StepsIn`.
+        draws: Whether its steps are also simulated under draws of what is uncertain.
 
     Raises:
         ScenarioError: It has no `failures`, or no `train_for`.
         PlanError: The schedule does not fit the cluster.
     """
     plain = unchecked_copy(scenario, checkpoint=None, failures=None)
-    step_s, io_s = steps_in(plain)
-    calm_step_s = step_s
+    times = steps_in(plain, draws=draws)
+    calm = times
     if plain.disturbances or plain.background or plain.actors:
-        calm_step_s, io_s = steps_in(unchecked_copy(plain, disturbances=(), background=(), actors=()))
+        calm = steps_in(unchecked_copy(plain, disturbances=(), background=(), actors=()))
+    step_s = float(times.step_s.mean())
+    calm_step_s = float(calm.step_s.mean())
     costs = checkpoint_costs(scenario, schedule)
     suffering = job_of(
         scenario,
@@ -130,7 +148,14 @@ def steady(scenario: Scenario, schedule: Schedule, steps_in: StepsIn) -> SteadyS
         calm_step_s=min(calm_step_s, step_s),
         checkpoints=None if costs is None else _checkpoints(scenario, schedule, costs),
     )
-    return SteadySchedule(schedule.name, suffering, io_s / calm_step_s, costs, len(schedule.cycle(job(plain))))
+    return SteadySchedule(
+        schedule.name,
+        suffering,
+        float(calm.states_s["io"].mean()) / calm_step_s,
+        costs,
+        len(schedule.cycle(job(plain))),
+        times.drawn,
+    )
 
 
 def _checkpoints(scenario: Scenario, schedule: Schedule, costs: CheckpointCosts) -> Checkpoints:
@@ -166,7 +191,7 @@ def suffer(failures: Failures, trained: SteadySchedule, seeds: Sequence[int]) ->
 
 def _check_number(failures: Failures, suffering: LongJob) -> None:
     """Refuse rates that are surely a mistake, and would take hours to simulate."""
-    per_s = math.fsum(_rates_per_s(suffering, failures.causes))
+    per_s = _per_s(suffering, failures.causes)
     n_failures = _length_s(suffering) * per_s
     if n_failures > _MOST_FAILURES:
         raise UnsupportedError(
@@ -175,11 +200,9 @@ def _check_number(failures: Failures, suffering: LongJob) -> None:
         )
 
 
-def _rates_per_s(suffering: LongJob, causes: Iterable[FailureCause]) -> Iterator[float]:
-    """Yield how often each cause with a rate strikes the job."""
-    for each in causes:
-        if each.rate_per_s:
-            yield each.rate_per_s * each.n_components(suffering.n_nodes, suffering.gpus_per_node)
+def _per_s(suffering: LongJob, causes: Iterable[FailureCause]) -> float:
+    """Return how often causes strike the job, recorded failures excepted."""
+    return math.fsum(each.per_s(suffering.n_nodes, suffering.gpus_per_node) for each in causes)
 
 
 def _length_s(suffering: LongJob) -> float:
@@ -188,9 +211,16 @@ def _length_s(suffering: LongJob) -> float:
 
 
 def time_between_failures_s(failures: Failures, suffering: LongJob) -> float:
-    """Return the mean time between failures of the job that end an attempt; infinite if none has a rate."""
-    losing = (each for each in failures.causes if each.effect in _LOSING)
-    per_s = math.fsum(_rates_per_s(suffering, losing))
+    """Return the mean time between failures of the job that end an attempt; infinite if none has a rate.
+
+    Corruption ends one if it is found before the job is over.
+    """
+    losing = [each for each in failures.causes if each.effect in _LOSING]
+    length_s = _length_s(suffering)
+    late_s = {each.cause: each.found_after_s or 0.0 for each in losing if each.effect == "corruption"}
+    per_s = math.fsum(
+        _per_s(suffering, [each]) * max(0.0, 1.0 - late_s.get(each.cause, 0.0) / length_s) for each in losing
+    )
     return 1 / per_s if per_s else math.inf
 
 
@@ -202,13 +232,24 @@ def young_s(failures: Failures, trained: SteadySchedule) -> float | None:
     return math.sqrt(2 * between_s * trained.costs.stall_s)
 
 
-def for_search(scenario: Scenario, failures: Failures, trained: SteadySchedule) -> tuple[SteadySchedule, list[int]]:
-    """Return a job and seeds that meet enough failures for a search: a shorter job, or more seeds."""
-    n_failures = _length_s(trained.job) / time_between_failures_s(failures, trained.job)
-    if not n_failures:
+def for_search(
+    scenario: Scenario, failures: Failures, trained: SteadySchedule, *, n_failures: int = _ENOUGH_FAILURES
+) -> tuple[SteadySchedule, list[int]]:
+    """Return a job and seeds that meet enough failures for a search: a shorter job, or more seeds.
+
+    Args:
+        scenario: The scenario.
+        failures: What the job suffers.
+        trained: The whole job.
+        n_failures: Failures that all seeds together meet.
+    """
+    length_s = _length_s(trained.job)
+    n_met = length_s / time_between_failures_s(failures, trained.job)
+    if not n_met:
         return trained, run_seeds(scenario.seed, _LEAST_SEEDS)
-    part = _ENOUGH_FAILURES / _LEAST_SEEDS / n_failures
-    n_seeds = max(_LEAST_SEEDS, math.ceil(min(_ENOUGH_FAILURES / n_failures, _MOST_SEEDS)))
+    found_s = max((each.found_after_s or 0.0 for each in failures.causes), default=0.0)
+    part = max(n_failures / _LEAST_SEEDS / n_met, _TIMES_FOUND * found_s / length_s)
+    n_seeds = max(_LEAST_SEEDS, math.ceil(min(n_failures / n_met, _MOST_SEEDS)))
     if part < 1:
         horizon_s = trained.job.horizon_s
         n_steps = trained.job.n_steps
@@ -250,15 +291,17 @@ def best_interval(failures: Failures, trained: SteadySchedule, seeds: Sequence[i
 
 def scaled(failures: Failures, factor: float) -> Failures:
     """Return failures whose rates are multiplied by a factor; recorded ones stay."""
-    causes = tuple(
-        unchecked_copy(each, rate_per_s=each.rate_per_s * factor) if each.rate_per_s else each
-        for each in failures.causes
-    )
-    return unchecked_copy(failures, causes=causes)
+    return unchecked_copy(failures, causes=tuple(each.scaled(factor) for each in failures.causes))
 
 
-def policies(failures: Failures) -> list[Failures]:
-    """Return what the job may do about failures: what the scenario says and, beside it, starting all ranks again."""
-    if failures.on_failure == "restart":
-        return [failures]
-    return [failures, unchecked_copy(failures, on_failure="restart", spares=0, step_factor=1.0)]
+def policies(failures: Failures) -> list[OnFailure]:
+    """Return the policies that are compared unless the user says: the scenario's and, beside it, restart."""
+    return [*dict.fromkeys((failures.on_failure, "restart"))]
+
+
+def under(failures: Failures, policy: OnFailure) -> Failures:
+    """Return failures with another policy, which has no part of the step times that the scenario's own takes more."""
+    if policy == failures.on_failure:
+        return failures
+    spares = 0 if policy == "restart" else failures.spares
+    return unchecked_copy(failures, on_failure=policy, spares=spares, step_factor=1.0)

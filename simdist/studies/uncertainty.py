@@ -41,13 +41,14 @@ if TYPE_CHECKING:
     from simdist.studies.published_errors import Doubt
 
 #: Among the causes: what seeds leave open, which more of them would tell.
-_CHANCE = "seeds"
+CHANCE = "seeds"
 
 #: Probability of a value below an interval, or above it.
 TAIL = 0.05
 
 #: Among the causes: a step of a ring between nodes that nobody measured.
 RING_STEP = "cluster.network.ring_step"
+_FAILURES = "failures"
 _ROUNDING = 1e-9  # of a result
 _N_NORMAL = 101  # places of the normal distribution that stand for it
 
@@ -86,8 +87,23 @@ def quantities(scenario: Scenario) -> tuple[Quantity, ...]:
     of_ring_step = ring_step_range(scenario)
     ranges = {parse_path(RING_STEP): of_ring_step} if of_ring_step else {}
     ranges |= {("cluster", *parse_path(text)): each for text, each in scenario.cluster.uncertain.items()}
-    ranges |= {parse_path(text): each for text, each in scenario.uncertain.items()}
-    ranges = {path: each for path, each in ranges.items() if path[0] != "failures"}
+    ranges |= {path: each for path, each in _own_ranges(scenario) if path[0] != _FAILURES}
+    return _found(scenario, ranges)
+
+
+def quantities_of_failures(scenario: Scenario) -> tuple[Quantity, ...]:
+    """Return the uncertain rates and parts of recoveries; the scenario's own ranges override those of a preset."""
+    if scenario.failures is None:
+        return ()
+    ranges = {(_FAILURES, *parse_path(text)): each for text, each in scenario.failures.uncertain.items()}
+    return _found(scenario, ranges | {path: each for path, each in _own_ranges(scenario) if path[0] == _FAILURES})
+
+
+def _own_ranges(scenario: Scenario) -> list[tuple[Path, Range]]:
+    return [(parse_path(text), each) for text, each in scenario.uncertain.items()]
+
+
+def _found(scenario: Scenario, ranges: Mapping[Path, Range]) -> tuple[Quantity, ...]:
     found = []
     for path, each in ranges.items():
         field = find_field(scenario, path)
@@ -117,11 +133,11 @@ def drawn(scenario: Scenario, at: Mapping[Quantity, float]) -> Scenario:
 
 
 def spread(
-    center: float, changes: Samples, chance: Interval | None, places: Mapping[str, Samples]
+    center: float, changes: Samples, chance: Interval | None, places: Mapping[str, Samples], *, adds: bool = False
 ) -> tuple[Interval, dict[str, float]]:
     """Return the interval in which a result lies with 90 %, and the share of its variance that is from each cause.
 
-    The result as stated is in it, too. What is left of the shares of all quantities, by name, and of `_CHANCE`, is from
+    The result as stated is in it, too. What is left of the shares of all quantities, by name, and of `CHANCE`, is from
     several quantities together.
 
     Args:
@@ -129,20 +145,32 @@ def spread(
         changes: Change by each draw, `[n_draws]`.
         chance: Its 95 % interval over seeds, if there is one.
         places: Where each draw lies in the range of a quantity, from 0 to 1: name -> `[n_draws]`.
+        adds: Whether chance adds to a result, such as a difference, which may be below 0. It multiplies others.
     """
-    half = math.log(chance[1] / chance[0]) / 2 * center if chance and chance[0] else 0.0
+    half = _half(center, chance, adds=adds)
     n = len(changes)
     tail = TAIL if len(places) == 1 else (TAIL * (n + 1) - 0.5) / n
     results = center + changes
-    if half:  # chance multiplies, so that no result is below 0
+    if half and adds:
+        results = np.add.outer(results, half * _normal()).ravel()
+    elif half:  # no result is below 0
         results = np.multiply.outer(results, np.exp(half / center * _normal())).ravel()
     low, high = _ends(results, center, tail)
     parts = _parts(changes, places) if len(places) > 1 else dict.fromkeys(places, float(changes.var()))
-    parts |= {_CHANCE: (half / NORMAL_QUANTILE) ** 2}
+    parts |= {CHANCE: (half / NORMAL_QUANTILE) ** 2}
     total = math.fsum(parts.values())
     is_known = total <= (_ROUNDING * center) ** 2
     shares = {} if is_known else {name: part / total for name, part in parts.items() if name}
     return (low, high), shares
+
+
+def _half(center: float, chance: Interval | None, *, adds: bool) -> float:
+    """Return half the width of an interval over seeds; 0 if there is none."""
+    if chance is None:
+        return 0.0
+    if adds:
+        return (chance[1] - chance[0]) / 2
+    return math.log(chance[1] / chance[0]) / 2 * center if chance[0] else 0.0
 
 
 def _ends(results: Samples, center: float, tail: float) -> Interval:
@@ -182,7 +210,7 @@ def causes(scenario: Scenario, shares_of: Mapping[str, Mapping[str, float]]) -> 
         if shares:
             cause = max(shares, key=lambda name: shares[name])
             by_cause.setdefault(cause, {})[label] = shares[cause]
-    known = {each.name: each.in_words for each in _open(scenario)} | {_CHANCE: "chance: simulate more --seeds"}
+    known = {each.name: each.in_words for each in _open(scenario)} | {CHANCE: "chance: simulate more --seeds"}
     return [_sentence(known[cause], labels) for cause, labels in by_cause.items()]
 
 
@@ -194,7 +222,7 @@ def main_cause(scenario: Scenario, shares: Mapping[str, float]) -> str:
 def _open(scenario: Scenario) -> "tuple[Quantity | Doubt, ...]":
     from simdist.studies.published_errors import doubts_of
 
-    return (*quantities(scenario), *doubts_of(scenario))
+    return (*quantities(scenario), *quantities_of_failures(scenario), *doubts_of(scenario))
 
 
 def _sentence(cause: str, share_of: Mapping[str, float]) -> str:

@@ -17,7 +17,7 @@ row. A row is named by a hash of all inputs of its numbers, so that it is found 
 import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,7 +27,8 @@ from typing import Any, final
 from simdist import __version__
 from simdist.engines.choose import Engine
 from simdist.scenario import Scenario
-from simdist.scenario.fields import ANYWHERE, ScenarioField
+from simdist.scenario.fields import ANYWHERE, ScenarioField, parse_path
+from simdist.scenario.strict_yaml import Path as FieldPath
 from simdist.schedules import KINDS, settings_of_name
 from simdist.settings.plugins import kind_of
 from simdist.settings.units import SI, Unit
@@ -168,19 +169,28 @@ class Sweep:
                 yield Point(next(numbers), case.name, tuple(at.get(field.path) for field in self.fields))
 
     def tree_of(self, point: Point) -> dict[str, Any]:
-        """Return the scenario of a point, as a file has it; without ranges, as points are computed with stated values.
+        """Return the scenario of a point, as a file has it.
+
+        Steps are computed with stated values, so that only ranges of failures stay, and of these none that is varied.
 
         Raises:
             ValueError: A path leads nowhere, because another value removed its parent.
         """
         tree: Any = self.tree
+        chosen = [field.path for field, choice in zip(self.fields, point.choices, strict=True) if choice]
         for n in self._outer_first:
             if choice := point.choices[n]:
                 tree = replaced(tree, self.fields[n].path, choice.written)
         cluster = tree.get("cluster")
         if isinstance(cluster, dict) and "uncertain" in cluster:
             tree = tree | {"cluster": cluster | {"uncertain": {}}}
-        return {key: value for key, value in tree.items() if key != "uncertain"}
+        failures = tree.get("failures")
+        if isinstance(failures, dict) and isinstance(failures.get("uncertain"), dict):
+            kept = _still_uncertain(failures["uncertain"], ("failures",), chosen)
+            tree = tree | {"failures": failures | {"uncertain": kept}}
+        ranges = {text: each for text, each in tree.get("uncertain", {}).items() if text.startswith("failures")}
+        rest = {key: value for key, value in tree.items() if key != "uncertain"}
+        return rest | ({"uncertain": kept} if (kept := _still_uncertain(ranges, (), chosen)) else {})
 
     def keys(self, tree: Mapping[str, Any]) -> list[RowKey]:
         """Return the rows of a point, one for each of its schedules."""
@@ -248,3 +258,9 @@ def _label_and_kind(schedule: object) -> tuple[str, str]:
             found = cls.model_validate(settings | {"kind": kind_of(cls)}, context=ANYWHERE)
             return found.name, found.kind
     return label or kind, kind
+
+
+def _still_uncertain(ranges: Mapping[str, Any], above: FieldPath, chosen: Sequence[FieldPath]) -> dict[str, Any]:
+    """Return the ranges of what is not varied."""
+    paths = {text: (*above, *parse_path(text)) for text in ranges}
+    return {text: ranges[text] for text, path in paths.items() if not any(path[: len(at)] == at for at in chosen)}

@@ -10,7 +10,7 @@ from simdist.runs.building import dataset
 from simdist.runs.memory import may_not_fit, surely_fits
 from simdist.scenario import Recorded, Scenario
 from simdist.settings.base import picked, plural, unchecked_copy
-from simdist.settings.units import format_nbytes, format_seconds
+from simdist.settings.units import Elapsed, format_duration, format_nbytes, format_seconds
 from simdist.studies import comparison
 from simdist.studies.columns import (
     SCHEDULE,
@@ -273,6 +273,9 @@ class Tuned:
         verdict = self.verdict
         usual = _COLUMNS if self.per == "step" else _OF_PASSES
         columns = combined(usual, RANGES.columns([verdict.best.row.of(RANGES)]))
+        if self.counts_failures:
+            heading = f"job per {self.per} that counts"
+            columns = [each.headed(heading) if each.keys[0] == "step_s" else each for each in columns]
         table = table_text(self._title(), columns, [self.record(each) for each in self.finalists])
         lines = [table, "", f"{verdict.sentence}.", *(f"  {reason}." for reason in verdict.reasons)]
         if winner := verdict.winner:
@@ -296,6 +299,10 @@ class Tuned:
         again = f"finalists again with {n_seeds} other {plural(n_seeds, 'seed')}; " if scenario.is_random else ""
         about = f"{scenario.name}: {scenario.cluster.world_size:,} ranks"
         runs = f"runs of {scenario.steps:,} steps or a few more"
+        if self.counts_failures:
+            length = self.scenario.train_for
+            whole = format_duration(length.seconds) if isinstance(length, Elapsed) else f"{length:,} steps"
+            runs = f"the whole job of {whole}, with failures"
         title = f"{about}, {runs}; {tried}; {again}speed-up over {self.baseline.schedule.name}"
         if self.verdict.best.row.of(RANGES):
             return f"{title}, in brackets: 90 % intervals"

@@ -330,7 +330,8 @@ def _verdict(found: Sequence[Learned], target: Target) -> tuple[Learned | None, 
         sentence = f"{best.label} reaches the target in all {n_runs} runs, {base.label} in {n_reached}"
         return (None, "unsure", sentence) if n_reached else (best, "change", sentence)
     if not (sure := next((each for each in (best, *there) if _surely_sooner(each, base, target)), None)):
-        return None, *staying(base.label, learned_row(best, base, target)["target_speedup"])
+        row = learned_row(best, base, target)
+        return None, *staying(base.label, row["target_speedup"], row["target_speedup_ci95"])
     row = learned_row(sure, base, target)
     gain = factor_text(row["target_speedup"], row["target_speedup_ci95"])
     return sure, "change", f"{sure.label} is {gain} times as fast as {base.label} in time to the target"

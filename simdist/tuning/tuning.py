@@ -5,7 +5,7 @@ seen. Only the second numbers are reported as results.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -28,7 +28,7 @@ from simdist.studies import measuring
 from simdist.studies.comparison import find_baseline, find_label, steps_in
 from simdist.studies.draws import with_draws
 from simdist.studies.known_delays import corrected
-from simdist.studies.measuring import ScheduleTimes
+from simdist.studies.measuring import TIMES_OF_DRAWS, ScheduleTimes
 from simdist.studies.resampling import longest_period, runs_of
 from simdist.tuning.answer import Searched, Tuned, as_searched
 from simdist.tuning.bounds import least_chain_step_s, least_step_s
@@ -265,32 +265,45 @@ def _simulated(
     wanted: TuneOptions, scenario: Scenario, built: Built, n_seeds: int, files: CheckpointSettings | None
 ) -> ScheduleTimes:
     found = measuring.measure(scenario, built, n_seeds=n_seeds)
-    found = corrected(scenario, built, with_draws(scenario, built, found, quiet=True))
     if wanted.counts_failures:
-        whole = unchecked_copy(scenario, checkpoint=files)
-        job_s = _job_s(whole, built, n_step_seeds=n_seeds, seeds=run_seeds(scenario.seed, n_seeds))
-        found = replace(found, step_s=job_s, drawn={}, uncorrected=None, unseen_s=0.0)
+        found = _of_job(corrected(scenario, built, found), unchecked_copy(scenario, checkpoint=files), built, n_seeds)
+    else:
+        found = corrected(scenario, built, with_draws(scenario, built, found, quiet=True))
     return found if wanted.per == "step" else found.divided(scenario.workload.micro_batches)
 
 
-def _job_s(
-    scenario: Scenario, built: Built, *, n_step_seeds: int, seeds: Sequence[int] | None = None
-) -> NDArray[np.float64]:
-    """Return the seconds of the whole job per step that counts, with failures of some seeds, `[n_seeds]`.
+def _of_job(found: ScheduleTimes, whole: Scenario, built: Built, n_seeds: int) -> ScheduleTimes:
+    """Return the times of a schedule with the seconds of the whole job per step that counts as its step times."""
+    from simdist.studies.drawn_failures import drawn_job, draws_for
+    from simdist.studies.suffering import steady, suffer
+
+    failures = whole.failures
+    assert failures is not None
+    steps = partial(steps_in, schedule=built.schedule, n_seeds=n_seeds)
+    trained = steady(whole, built.schedule, steps, draws=True)
+    job_s = np.asarray(1 / suffer(failures, trained, run_seeds(whole.seed, n_seeds)).trained_per_s)
+    job = drawn_job(draws_for(whole, [trained]), failures.on_failure, trained)
+    drawn = {}
+    if job is not None:
+        stated_s = np.full(len(job.trained), job_s.mean())
+        drawn = {**dict(zip(TIMES_OF_DRAWS, (stated_s / job.trained, stated_s), strict=True)), **job.places}
+    return replace(found, step_s=job_s, drawn=drawn, uncorrected=None, unseen_s=0.0)
+
+
+def _job_s(scenario: Scenario, built: Built, *, n_step_seeds: int) -> NDArray[np.float64]:
+    """Return the seconds of the whole job per step that counts, with enough failures for a search, `[n_seeds]`.
 
     Args:
         scenario: The scenario, with failures.
         built: One of its schedules.
         n_step_seeds: Seeds of the steps.
-        seeds: Of the failures; None: as many as a search needs.
     """
     from simdist.studies.suffering import for_search, steady, suffer
 
     failures = scenario.failures
     assert failures is not None
     trained = steady(scenario, built.schedule, partial(steps_in, schedule=built.schedule, n_seeds=n_step_seeds))
-    met = for_search(scenario, failures, trained) if seeds is None else (trained, seeds)
-    return np.asarray(1 / suffer(failures, *met).trained_per_s)
+    return np.asarray(1 / suffer(failures, *for_search(scenario, failures, trained)).trained_per_s)
 
 
 def _check_failures(scenario: Scenario, wanted: TuneOptions) -> None:
@@ -301,8 +314,9 @@ def _check_failures(scenario: Scenario, wanted: TuneOptions) -> None:
         lacks = "failures" if scenario.failures is None else "train_for"
         raise ScenarioError(f"{scenario.name}: --failures: the scenario has no {lacks}: write it")
     if wanted.extras.checkpoint_every or wanted.extras.checkpoint_mode:
+        why = "this search tells schedules apart by steps without files, so that it would find no difference"
         hint = "`simdist goodput` finds the best interval, and `simdist sweep` compares modes"
-        raise ScenarioError(f"{scenario.name}: --failures with --checkpoint-every or --checkpoint-mode: {hint}")
+        raise ScenarioError(f"{scenario.name}: --failures with --checkpoint-every or --checkpoint-mode: {why}: {hint}")
 
 
 def _baseline_of(scenario: Scenario, name: str | None) -> Schedule:

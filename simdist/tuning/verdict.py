@@ -77,7 +77,7 @@ def verdict(runs: Runs, found: Sequence[Finalist]) -> Verdict:
     if problem := _problem(runs):
         return Verdict(None, best, problem, (_shares(runs.scenario, baseline),), "unsure")
     reasons = tuple(_why_not(runs, baseline, best))
-    outcome, sentence = staying(baseline.schedule.name, best.row.speedup)
+    outcome, sentence = staying(baseline.schedule.name, best.row.speedup, _interval(best))
     return Verdict(None, best, sentence, reasons, outcome)
 
 
@@ -122,11 +122,16 @@ def _problem(runs: Runs) -> str | None:
     return f"no schedule is recommended: {imported.problem}" if imported and imported.problem else None
 
 
-def staying(baseline: str, speedup: float) -> tuple[Outcome, str]:
-    """Return the outcome and the sentence if nothing surely gains, given the speed-up of the best."""
-    if speedup < WORTHWHILE:
+def staying(baseline: str, speedup: float, interval: Interval | None) -> tuple[Outcome, str]:
+    """Return the outcome and the sentence if nothing surely gains, given the speed-up of the best and its interval."""
+    if not _may_gain(speedup, interval):
         return "stay", f"stay with {baseline}"
     return "unsure", f"stay with {baseline} until something is surely faster"
+
+
+def _may_gain(speedup: float, interval: Interval | None) -> bool:
+    """Tell whether a speed-up may be 2 % or more."""
+    return max(speedup, interval[1] if interval else 0.0) >= WORTHWHILE
 
 
 def _is_worthwhile(finalist: Finalist) -> bool:
@@ -287,7 +292,7 @@ def _why_not(runs: Runs, baseline: Finalist, best: Finalist) -> tuple[str, ...]:
 
 def _too_few(runs: Runs, best: Finalist) -> tuple[str, ...]:
     """Say which number to increase to be sure of a gain, if there seems to be one."""
-    if best.row.speedup < WORTHWHILE:
+    if not _may_gain(best.row.speedup, _interval(best)):
         return ()
     if shares := best.row.of(RANGES):
         from simdist.studies.uncertainty import causes

@@ -296,9 +296,9 @@ def test_one_class_name_means_one_thing() -> None:
 
 
 def test_modules_of_experiments_have_names_of_their_own() -> None:
-    """An experiment imports its modules by bare names, so tests of two experiments in one process would mix them up."""
+    """Tests import them and their own helpers by bare names, so those of one process would be mixed up."""
     files: dict[str, list[str]] = defaultdict(list)
-    for file in (ROOT / "experiments").glob("*/*.py"):
+    for file in (*(ROOT / "experiments").glob("*/*.py"), *(ROOT / "tests").glob("*.py")):
         files[file.name].append(file.parent.name)
     assert [name for name, folders in files.items() if len(folders) > 1] == ["run.py"]
 

@@ -269,6 +269,7 @@ def of_plans_and_simulations(study: Study, folder: Path) -> dict[str, Found]:
         "A setting of a new scenario": keys(started["settings"]),
         "A cluster that ships": keys(presets["clusters"]),
         "A workload that ships": keys(presets["workloads"]),
+        "Rates of failures that ship": keys(presets["failures"]),
         "A scenario that ships": keys(presets["scenarios"]),
         "One preset": keys([one]),
         "A plan": keys(plans),

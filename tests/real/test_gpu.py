@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from drawn_plans import legal_plans
 from hypothesis import given
-from plans import legal_plans
 from pretended import STEP, Pretended, QuietWatch
 from processes import run, start
 from tiers import examples

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from drawn_plans import legal_plans
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import legal_plans
 from pretended import CPU, IN_THREAD, STEP, Pretended, QuietWatch, execute
 from tiers import examples
 from timeouts import TIMEOUT_S

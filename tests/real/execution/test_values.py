@@ -7,8 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from drawn_plans import ALGORITHMS, legal_plans
 from hypothesis import given
-from plans import ALGORITHMS, legal_plans
 from pool import Pool
 from tiers import examples
 from torch import nn

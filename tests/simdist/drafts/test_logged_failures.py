@@ -182,3 +182,21 @@ def test_another_file_is_refused(tmp_path):
     (tmp_path / "x").write_text("nothing\n", encoding="utf-8")
     with pytest.raises(ScenarioError, match="is no log of"):
         draft_failures([tmp_path / "x"])
+
+
+def test_tries_that_failed_are_written_with_the_interval_of_their_success(tmp_path, capsys):
+    """A node fails; two starts fail within 30 s, 10 minutes after the end before; the third trains."""
+    times = ("01T00:00:00|2026-03-01T23:00:00|23:00:00", "02T00:00:00|2026-03-02T00:00:30|00:00:30")
+    more = ("02T00:10:30|2026-03-02T00:11:00|00:00:30", "02T00:21:00|2026-03-02T22:21:00|22:00:00")
+    states = ("NODE_FAIL", "FAILED", "FAILED", "COMPLETED")
+    rows = [f"7|{state}|2026-03-{at}|{TRES}|cn[1-2]" for state, at in zip(states, (*times, *more), strict=True)]
+    written, answer, text = init(capsys, tmp_path, "\n".join([HEADER, *rows, ""]))
+    tries = written.failures.recovery.tries
+    assert (tries.success, tries.lost_s, tries.back_off_s) == (pytest.approx(1 / 3, rel=1e-3), 30.0, 600.0)
+    assert "1 of 3 starts lasted a minute; 95 %: 0.8404 % to 90.57 %" in text
+    assert written.uncertain["failures.recovery.tries.success"].from_ == "0.8404 %"
+    assert answer["tries"]["n_tries"] == 3
+    (tmp_path / "scenario.yaml").unlink()
+    without, answer, _ = init(capsys, tmp_path, sacct("NODE_FAIL", "COMPLETED"))
+    assert without.failures.recovery.tries is None
+    assert "tries" not in answer

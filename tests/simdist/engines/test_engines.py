@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import drawn_plans
 import numpy as np
-import plans
 import pytest
 from engine_runs import alike, des, fast, simulate
 from hypothesis import assume, event, given
@@ -91,7 +91,7 @@ def test_engines_agree_to_the_last_bit_without_contention(run):
 @given(runs())
 def test_order_written_out_step_by_step_gives_the_same_times(run):
     plan, costs, delays = run
-    flat = plans.spelled_out(plan)
+    flat = drawn_plans.spelled_out(plan)
     try:
         trace, other = (fast.simulate(each, costs, delays) for each in (plan, flat))
     except UnsupportedError:
@@ -119,7 +119,7 @@ def test_measuring_without_a_trace_gives_the_breakdown_of_the_trace(run):
 @given(st.data())
 def test_transfers_that_end_together_take_what_the_network_gives_them(data):
     """The formula for equal transfers, beside the simulated network."""
-    plan = data.draw(st.one_of(plans.legal_plans(op_kinds=WITHOUT_STORAGE), plans.schedule_plans()))
+    plan = data.draw(st.one_of(drawn_plans.legal_plans(op_kinds=WITHOUT_STORAGE), drawn_plans.schedule_plans()))
     costs = price(plan, data.draw(clusters(plan.world_size)), data.draw(workloads()))
     transfers = [cost.transfers for cost in costs.of.values() if isinstance(cost, Shared)]
     assume(transfers)
@@ -141,14 +141,14 @@ def test_transfers_of_different_sizes_do_not_end_together():
     assert fluid.common_start_s([one, late], np.array([1.0])).tolist() == [1.0, 2.0]
 
 
-WITHOUT_DELAYS = tuple(kind for kind in plans.OP_KINDS if kind is not Delay)
+WITHOUT_DELAYS = tuple(kind for kind in drawn_plans.OP_KINDS if kind is not Delay)
 
 
 @examples(120)
 @given(st.data())
 def test_one_rank_and_one_seed_stand_for_all_only_where_they_are_alike(data):
     """To the last bit, in every rank and seed, and with a price list for each seed."""
-    plan = data.draw(st.one_of(plans.legal_plans(op_kinds=WITHOUT_DELAYS), plans.schedule_plans()))
+    plan = data.draw(st.one_of(drawn_plans.legal_plans(op_kinds=WITHOUT_DELAYS), drawn_plans.schedule_plans()))
     assume(not any(isinstance(op, Delay) for body in plan.bodies for op in body) and not drops_late(plan))
     cluster = data.draw(clusters(plan.world_size))
     costs, other = (price(plan, cluster, data.draw(workloads())) for _ in range(2))
@@ -169,7 +169,7 @@ def test_one_rank_and_one_seed_stand_for_all_only_where_they_are_alike(data):
 @examples(40)
 @given(st.data())
 def test_seeds_in_one_batch_do_not_touch_each_other(data):
-    plan = data.draw(plans.legal_plans(op_kinds=WITHOUT_STORAGE))
+    plan = data.draw(drawn_plans.legal_plans(op_kinds=WITHOUT_STORAGE))
     costs = price(plan, data.draw(clusters(plan.world_size)), data.draw(workloads()))
     assume(not costs.contested)
     delays = data.draw(delays_of(plan, n_seeds=3))
@@ -370,7 +370,7 @@ def test_relabelling_ranks_permutes_the_trace(data):
     """Everybody meets everybody and does the same, so any two ranks may swap places."""
     different = (ReduceScatter, AllGather, TrustRatios)  # their members have slices, or shares, of their own
     kinds_of_ops = tuple(kind for kind in WITHOUT_STORAGE if kind not in different)
-    plan = meeting_everybody(data.draw(plans.legal_plans(op_kinds=kinds_of_ops)))
+    plan = meeting_everybody(data.draw(drawn_plans.legal_plans(op_kinds=kinds_of_ops)))
     check(plan)
     costs = price(plan, data.draw(clusters(plan.world_size, uniform=True)), data.draw(workloads()))
     assume(not costs.contested)

@@ -14,6 +14,10 @@ ARRAYS = ("ready_s", "start_s", "end_s")
 LIMIT_S = 60.0  # a scenario takes 0.05 s of CPU time; numba, which may have to compile, ten seconds
 REMAINDERS = (1043, 1283, 1865)  # rounding left a transfer with less than no bytes, and it never ended
 N_CHEAP = 30
+KINDS = {
+    *("sync", "torus", "parameter_server", "naive_ag", "hitopk", "gtopk", "powersgd", "backup_workers"),
+    *("fsdp", "hsdp", "local_sgd", "hierarchical_sgd", "diloco"),
+}
 
 
 def engines_agree(number):
@@ -34,6 +38,18 @@ def engines_agree(number):
                 atol=1e-12 * reference.makespan_s,
                 err_msg=f"scenario {number}, {name}, {array}",
             )
+
+
+def test_every_wiring_and_schedule_is_drawn():
+    """A draw that is never valid is drawn again, so another kind of scenario would take its place unseen."""
+    scenarios = [random_scenario(number) for number in range(45)]
+    topologies = [each.cluster.topology for each in scenarios]
+    assert any(each.rails for each in topologies)
+    assert any(each.leaf for each in topologies)
+    assert any(each.nodes_per_domain > 1 for each in topologies)
+    assert any(np.isfinite(each.host_bridge_Bps) for each in topologies)
+    assert any(each.cluster.collectives.library == "gloo" for each in scenarios)
+    assert {each.schedules[0].kind for each in scenarios} == KINDS
 
 
 @pytest.mark.parametrize("number", [*range(N_CHEAP), *REMAINDERS])

@@ -365,3 +365,22 @@ def test_intervals_contain_the_rate_of_generated_logs(tmp_path, truncate):
         naive += low <= rate * whole_h <= high
     assert held >= 380
     assert truncate or naive < 350  # time before the log's begin would make failures rarer than they are
+
+
+def test_starts_that_fail_in_their_first_minute_are_tries(tmp_path):
+    """Job 1 is down twice: it comes back with the third try, then with the first. Job 2 never came so far."""
+    second = 1 / 3600
+    rows = (
+        row(1, "NODE_FAIL", 0, 5),
+        row(1, "FAILED", 6, 30 * second),
+        row(1, "FAILED", 7, 50 * second),
+        row(1, "FAILED", 8, 1),
+        row(1, "COMPLETED", 10, 1),
+        row(2, "FAILED", 0, 10 * second),
+        row(2, "COMPLETED", 1, 1),
+    )
+    tries = read(tmp_path, *rows).tries
+    assert tries is not None
+    assert (tries.n_succeeded, tries.n_tries, tries.lost_s) == (2, 4, (30.0, 50.0))
+    assert tries.back_off_s == (HOUR_S - 30.0, HOUR_S - 50.0)
+    assert read(tmp_path, row(1, "COMPLETED", 0, 5)).tries is None

@@ -4,9 +4,9 @@ import re
 from dataclasses import replace
 
 import pytest
+from drawn_plans import ALGORITHMS, legal_plans, schedule_plans
 from hypothesis import given
 from messages import assert_message
-from plans import ALGORITHMS, legal_plans, schedule_plans
 from tiers import examples
 
 from simdist.errors import PlanError

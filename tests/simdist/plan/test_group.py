@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from drawn_plans import groups
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import groups
 
 from simdist.errors import PlanError
 from simdist.plan.group import Group

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from drawn_plans import ALGORITHMS, legal_plans, schedule_plans, spelled_out
 from hypothesis import given
-from plans import ALGORITHMS, legal_plans, schedule_plans, spelled_out
 from tiers import examples
 
 from simdist.plan import (

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drawn_plans import groups
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import groups
 from tiers import examples
 
 from simdist.errors import PlanError

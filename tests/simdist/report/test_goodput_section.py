@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from commandline import call, write
 
-from simdist.scenario import load
+from simdist.report.goodput import goodput_figure
+from simdist.scenario import load, loads
 from simdist.studies.goodput import goodput
 
 JOB = """\
@@ -44,3 +45,21 @@ def test_runs_whose_job_fails_are_shown_with_their_goodput(page) -> None:
 def test_runs_whose_job_does_not_fail_have_no_such_section(page) -> None:
     text, _ = page(JOB)
     assert 'id="goodput"' not in text
+
+
+RATES = ("1 per day", "0.0001 % per year")  # many failures, and none
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_the_picture_of_goodput_has_its_legends_beside_its_axes_and_shares_below_100_percent(rate) -> None:
+    study = goodput(loads(JOB + FAILING.replace("1 per day", rate)), n_seeds=2)
+    figure = goodput_figure(study)
+    figure.draw_without_rendering()
+    legends = [legend.get_window_extent() for legend in figure.legends]
+    assert len(legends) == 2
+    for axes in figure.axes:
+        assert not any(axes.get_tightbbox().overlaps(legend) for legend in legends)
+    lost, curves = figure.axes
+    assert lost.get_xlim()[1] >= 0.1
+    assert curves.get_ylim()[1] <= 100.2
+    assert any("as stated" in tick.get_text() for tick in curves.get_xticklabels())

@@ -464,6 +464,14 @@ def test_without_the_baseline_step_times_are_shown(mine):
     assert section_names(page) == ["fastest", "chart", "map", "rows"]
 
 
+def test_goodput_can_be_drawn_if_the_job_fails(mine):
+    assert "goodput" not in [each["key"] for each in data_of(page_of_sweep(mine))["metrics"]]
+    edit_rows(mine, lambda number, record: record | {"goodput": 0.9 + number / 1000, "ettr": 0.95})
+    data = data_of(page_of_sweep(mine))
+    assert {"key": "goodput", "name": "goodput of the whole job", "unit": "part"} in data["metrics"]
+    assert sorted(data["rows"]["goodput"])[:2] == [0.9, 0.901]
+
+
 def test_what_users_write_is_escaped_everywhere(tmp_path):
     sweep = f"""\
 scenario: small.yaml

@@ -89,6 +89,15 @@ def test_changed_takes_paths_and_keeps_the_rest() -> None:
     assert base.changed() == base
 
 
+@pytest.mark.parametrize("own", [{}, {"launches": "3 ms"}])
+def test_a_changed_time_replaces_what_a_preset_measured_with_the_old_one(own):
+    base = load(JOB | {"cluster": "v100x8-25gbit", "workload": {"preset": "resnet50", **own}})
+    assert base.workload.launches.passes_s > 0
+    changed = base.changed("workload.forward", "10 ms").workload
+    assert changed.launches.passes_s == pytest.approx(3e-3 if own else 0)
+    assert base.changed("workload.batch_size", 8).workload.launches == base.workload.launches
+
+
 def test_changes_that_are_right_together_only_are_made_together() -> None:
     base = load(JOB).changed(disturbances=[{"kind": "persistent", "factor": 2.0, "ranks": [0]}])
     changed = base.changed({"disturbances[0].factor": None, "disturbances[0].delay": "20 ms", "steps": 4})

@@ -11,8 +11,11 @@ from pydantic import ValidationError
 from simdist import scenario
 from simdist.configurations.rates import Rate, estimate, rounded
 from simdist.errors import ScenarioError
+from simdist.failure_logs.intervals import event_bounds
 from simdist.runs.measured_rates import utilization_of_rate
 from simdist.scenario import presets
+from simdist.settings.units import parse_rate
+from simdist.studies.uncertainty import quantities_of_failures
 
 PUBLISHED_PARAMETERS = {
     "bert-large": 335_141_888,  # checkpoint bert-large-uncased
@@ -273,3 +276,62 @@ def test_an_empty_mapping_replaces_that_of_the_preset_and_any_other_is_merged_wi
     assert cluster("nodes: 2, uncertain: {}").uncertain == {}
     with pytest.raises(ScenarioError, match="required key 'latency' is missing"):
         cluster("nodes: 2, network: {}")
+
+
+# ---------------------------------------------------------------- failures
+
+YEAR_S = 8760 * 3600.0
+
+
+@pytest.mark.parametrize("name", presets.names("failures"))
+def test_rates_of_failures_have_sources_and_no_recovery(name: str) -> None:
+    failures = scenario.load_failures(presets.path("failures", name))
+    assert failures.source
+    assert failures.recovery.not_stated == ("detect", "diagnose", "schedule", "start", "connect", "warm_up")
+    assert failures.uncertain or "No range is published" in " ".join(failures.source.split())
+    lines = [line for line in presets.path("failures", name).read_text().splitlines() if "rate: " in line]
+    assert [line for line in lines if "cause: " in line and "  # " not in line] == []
+
+
+def test_rates_of_llama_3_are_those_of_its_interruptions_with_poisson_intervals() -> None:
+    """419 interruptions of 16,384 GPUs in 54 days that were not planned are 17.3 % per GPU and year."""
+    failures = scenario.load_failures(presets.path("failures", "llama3-h100"))
+    counts = []
+    for i, cause in enumerate(failures.causes):
+        exposure_s = 54 * 86_400.0 * cause.n_components(2048, 8)
+        assert cause.rate_per_s is not None
+        counts.append(cause.rate_per_s * exposure_s)
+        written = failures.uncertain[f"causes[{i}].rate"]
+        ends = [parse_rate(end) * exposure_s for end in (written.from_, written.to)]
+        assert ends == pytest.approx(event_bounds(round(counts[-1])), rel=1e-3)
+    assert counts == pytest.approx([268, 21, 35, 32, 56, 7, 47], rel=1e-3)
+    assert sum(counts[:-1]) / (54 / 365 * 16_384) == pytest.approx(0.173, abs=5e-4)
+
+
+def with_failures(text: str) -> scenario.Scenario:
+    return scenario.loads(
+        "cluster: {preset: ideal, nodes: 4}\nworkload: {preset: mlp, batch_size: 1, forward: 1 ms}\nsteps: 1\n"
+        f"train_for: 1 day\nschedules: [sync]\nfailures: {text}\n"
+    )
+
+
+def test_keys_override_a_preset_of_failures() -> None:
+    found = with_failures("{preset: meta-rsc-a100, on_failure: spare, spares: 2, recovery: {schedule: 5 min}}")
+    assert found.failures is not None
+    assert found.failures.recovery.schedule_s == 300
+    assert found.failures.causes[0].rate_per_s == pytest.approx(0.3 / YEAR_S)
+    assert [each.ends for each in quantities_of_failures(found)] == [pytest.approx((0.3 / YEAR_S, 1.08 / YEAR_S))]
+    assert with_failures("meta-rsc-a100").failures == scenario.load_failures(presets.path("failures", "meta-rsc-a100"))
+    assert scenario.loads(scenario.dump(found)) == found
+
+
+def test_who_states_other_rates_over_a_preset_has_measured_them() -> None:
+    other = "causes: [{cause: any, of: gpu, rate: 5 % per year, effect: node}]"
+    assert quantities_of_failures(with_failures(f"{{preset: meta-rsc-a100, {other}}}")) == ()
+    found = with_failures("meta-rsc-a100").changed("failures.causes[0].rate", "5 % per year")
+    assert quantities_of_failures(found) == ()
+
+
+def test_an_unknown_preset_of_failures_names_the_nearest() -> None:
+    with pytest.raises(ScenarioError, match=r"failures: unknown preset 'llama3': did you mean 'llama3-h100'\?"):
+        with_failures("llama3")

@@ -305,3 +305,129 @@ def test_study_is_shown_in_notebooks_as_its_tables():
 
 def test_document_is_json():
     json.dumps(goodput(job(), n_seeds=2).document(), allow_nan=False)
+
+
+# ---------------------------------------------------------------- uncertain rates and recoveries
+
+RATE = "failures.causes.0.rate: {from: 0.5 per day, to: 2 per day, source: 12 events}"
+RECOVERY = "failures.recovery.schedule: {from: 30 min, to: 2 h}"
+UNSURE = "{causes: [{cause: gpu, of: job, rate: 1 per day, effect: node}], recovery: {schedule: 1 h}}"
+
+
+def unsure(*ranges, failures=UNSURE, **more):
+    return job(failures, more="uncertain: {" + ", ".join(ranges) + "}", **more)
+
+
+def test_ranges_of_rates_and_recoveries_widen_goodput():
+    """Lost per failure: 1 h, 300 s of steps and loading; 5 % of steps and files besides. Ends of the range: 5 % off."""
+    known = only(goodput(job(UNSURE), n_seeds=20)).record()
+    assert "goodput_range90" not in known
+    for given, per_day, lost_s in (
+        ((RATE,), (0.5 + 0.05 * 1.5, 0.5 + 0.95 * 1.5), (3930, 3930)),
+        ((RECOVERY,), (1, 1), (1800 + 0.05 * 5400 + 330, 1800 + 0.95 * 5400 + 330)),
+    ):
+        row = only(goodput(unsure(*given), n_seeds=20)).record()
+        assert row["goodput"] == known["goodput"]
+        low, high = row["goodput_range90"]
+        width = (per_day[1] * lost_s[1] - per_day[0] * lost_s[0]) / DAY_S
+        assert high - low == pytest.approx(width, rel=0.25)
+        assert low < row["goodput"] < high
+        assert max(row["doubts"], key=row["doubts"].get) == given[0].split(":")[0].replace(".0", "[0]")
+
+
+def test_remarks_name_the_measurement_that_narrows_goodput():
+    study = goodput(unsure(RATE), n_seeds=5)
+    assert "is from failures.causes[0].rate (0.5 per day to 2 per day, 12 events): measure it" in str(study.remarks[-1])
+    assert "in brackets: 90 % intervals" in study.text()
+
+
+def test_draws_are_the_same_for_all_rows():
+    """Failures cost both schedules the same, and so do their draws: the difference stays 0."""
+    study = goodput(unsure(RATE, schedules="[sync, local-4]"), n_seeds=3)
+    one, other = (row.record() for row in study)
+    assert one["goodput_range90"] == pytest.approx(other["goodput_range90"], abs=1e-4)
+    assert other["difference_range90"] == pytest.approx((0, 0), abs=1e-4)
+
+
+def test_a_policy_without_the_managers_cost_is_drawn_without_it():
+    """`step_factor` belongs to the scenario's own policy; its range leaves that of restart alone."""
+    slower = UNSURE.replace("causes:", "step_factor: 1.05, on_failure: spare, spares: 2, causes:")
+    study = goodput(unsure("failures.step_factor: {from: 1, to: 1.1}", failures=slower), n_seeds=3)
+    own, again = study
+    assert max(own.doubts, key=own.doubts.__getitem__) == "failures.step_factor"
+    assert np.ptp(own.record()["goodput_range90"]) > 0.05
+    assert again.doubts == {}
+
+
+def test_best_interval_is_that_of_frequent_and_rare_failures():
+    """Young: half as many failures ask for an interval longer by sqrt 2."""
+    row = only(goodput(unsure(RATE, checkpoint="{every: 600, size: 15 GB, ranks: all}"), n_seeds=2)).record()
+    low_s, high_s = row["best_s_range90"]
+    assert low_s < row["best_s"] < high_s
+    assert high_s / low_s == pytest.approx(math.sqrt(1.925 / 0.575), rel=0.2)
+
+
+def test_break_even_has_the_doubt_of_the_recovery_and_is_weighed_with_that_of_the_rates():
+    """As in the test above of where a policy pays; the recovery takes 30 min to 2 h."""
+    keeps_on = (
+        "{causes: [{cause: gpu, of: node, rate: 1 per 40 h, effect: node}], recovery: {schedule: 1 h}, "
+        "on_failure: continue, step_factor: 1.05}"
+    )
+    rate = "failures.causes.0.rate: {from: 1 per 80 h, to: 1 per 10 h}"
+    described = unsure(RECOVERY, rate, failures=keeps_on, checkpoint="{every: 600, size: 1 GB}", train_for="100 days")
+    study = goodput(described, n_seeds=2)
+    _, again = study.curves
+    low_s, high_s = again.break_even_range_s
+    assert low_s < again.break_even_s < high_s
+    assert high_s > 2 * low_s
+    (text,) = remarks_at("sync, restart", study)
+    assert "(" in text
+    assert "; uncertain rates allow " in text
+
+
+def test_compare_and_sweep_show_the_interval_of_goodput(tmp_path, capsys):
+    from simdist.scenario.scenario import dump
+
+    described = unsure(RATE)
+    expected = only(goodput(described, n_seeds=3)).record()["goodput_range90"]
+    (row,) = compared = simdist.compare(described, n_seeds=3)
+    assert row.document()["goodput_range90"] == expected
+    assert f"({100 * expected[0]:.1f} %-" in compared.text()
+    write(tmp_path / "job.yaml", dump(described))
+    sweep = "scenario: job.yaml\nvary: {workload.forward: [400 ms]}\nseeds: 3\n"
+    assert call(capsys, "sweep", write(tmp_path / "sweep.yaml", sweep), "-o", tmp_path / "out").code == 0
+    (found,) = simdist.results(tmp_path / "out").frame().to_dict("records")
+    assert (found["goodput_range90_low"], found["goodput_range90_high"]) == pytest.approx(expected)
+
+
+# ---------------------------------------------------------------- policies
+
+
+def test_policies_to_compare_may_be_chosen(tmp_path, capsys):
+    from simdist.scenario.scenario import dump
+
+    failing = UNSURE.replace("causes:", "on_failure: continue, spares: 2, causes:")
+    path = write(tmp_path / "job.yaml", dump(job(failing)))
+    answer = call(capsys, "goodput", path, "--seeds", "2", "--policies", "restart,spare,continue", "--json")
+    assert answer.code == 0, answer.err
+    document = json.loads(answer.out)
+    assert [each["on_failure"] for each in document["rows"]] == ["restart", "spare", "continue"]
+    assert document["baseline"] == "sync, restart"
+    wrong = call(capsys, "goodput", path, "--policies", "restart,stop")
+    assert (wrong.code, "--policies 'stop': write restart, spare or continue" in wrong.err) == (2, True)
+
+
+def test_a_policy_of_spares_needs_some():
+    with pytest.raises(ScenarioError, match=r"failures.spares is 0: write on_failure: spare and spares"):
+        goodput(job(), on_failure=["restart", "spare"])
+
+
+# ---------------------------------------------------------------- corruption and the length of the job
+
+
+def test_corruption_that_is_found_too_late_ends_no_attempt():
+    """Of corruption that is found after 5 of 20 days, three quarters are found: one in 4 / 3 days."""
+    causes = "{causes: [{cause: gpu, of: job, rate: 1 per day, effect: corruption, found_after: FOUND}]}"
+    half, never = (only(goodput(job(causes.replace("FOUND", each)), n_seeds=2)) for each in ("5 days", "20 days"))
+    assert half.young_s == pytest.approx(math.sqrt(2 * DAY_S / 0.75 * 30), rel=1e-3)
+    assert never.young_s is None

@@ -2,8 +2,8 @@
 
 import itertools
 
+import drawn_plans
 import numpy as np
-import plans
 import pytest
 from engine_runs import des, fast
 from hypothesis import given
@@ -80,10 +80,10 @@ def test_states_are_those_of_every_moment(run):
 @examples(60)
 @given(st.data())
 def test_states_of_schedules_are_those_of_every_moment(data):
-    plan = data.draw(plans.schedule_plans())
+    plan = data.draw(drawn_plans.schedule_plans())
     storage = Storage(latency_s=1e-3, bandwidth_Bps=1e6)
     line = Link(latency_s=1e-5, bandwidth_Bps=1e8)
-    tensors = tuple(Tensor(name=str(number), count=1) for number in range(plans.N_TENSORS))
+    tensors = tuple(Tensor(name=str(number), count=1) for number in range(drawn_plans.N_TENSORS))
     workload = Workload(tensors=tensors, batch_size=1, forward_s=0.02, backward_s=0.03, optimize_s=0.001)
     cluster = Cluster(
         nodes=2, gpus_per_node=4, fabric=line, network=line, storage=storage, disk=Disk(read_Bps=1e6, write_Bps=5e5)

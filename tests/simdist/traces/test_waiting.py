@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
+from drawn_plans import legal_plans
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import legal_plans
 from tiers import examples
 from traces import plan_of, trace_of
 

@@ -1,5 +1,7 @@
 """`simdist tune --failures`: the time of the whole job per step that counts decides."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -31,7 +33,7 @@ def test_times_are_those_of_the_job_per_step_that_counts() -> None:
     fresh = found.runs.scenario
     whole = fresh.changed(checkpoint=scenario.checkpoint)
     sync = scenario.schedules[0]
-    trained = steady(whole, sync, lambda other: steps_in(other, sync, n_seeds=3))
+    trained = steady(whole, sync, partial(steps_in, schedule=sync, n_seeds=3))
     suffered = suffer(scenario.failures, trained, run_seeds(fresh.seed, 3))
     assert found.baseline.row.step_s == pytest.approx(float(np.mean(1 / suffered.trained_per_s)))
     assert found.baseline.row.step_s > 1.01 * trained.job.step_s
@@ -62,3 +64,22 @@ def test_without_the_option_failures_change_nothing() -> None:
 def test_python_takes_the_same_option() -> None:
     found = simdist.tune(loads(JOB), global_every=2, n_seeds=2, counts_failures=True)
     assert found.counts_failures
+
+
+def test_tables_say_that_times_are_those_of_the_job() -> None:
+    text = tune(loads(JOB), TuneOptions(Constraints(2), ONLY, n_seeds=2, counts_failures=True)).text()
+    assert "the whole job of 10 days, with failures" in text
+    assert "job per step that counts" in text
+    assert "step time " not in text
+
+
+def test_uncertain_rates_widen_what_is_compared() -> None:
+    """Every rank is lost once a day, or up to 8 times: the time of a step that counts has that doubt."""
+    ranges = "uncertain: {failures.causes.0.rate: {from: 0.5 per day, to: 8 per day}}\n"
+    wanted = TuneOptions(Constraints(2), ONLY, n_seeds=2, counts_failures=True)
+    plain, ranged = (tune(loads(JOB + each), wanted).baseline.row for each in ("", ranges))
+    assert plain.step_s_range is None
+    assert ranged.step_s == plain.step_s
+    assert ranged.step_s_range is not None
+    low_s, high_s = ranged.step_s_range
+    assert low_s < plain.step_s < 0.97 * high_s

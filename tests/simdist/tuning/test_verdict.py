@@ -14,7 +14,7 @@ from simdist.tuning.candidates import schedule_of
 from simdist.tuning.racing import simulate_entrants
 from simdist.tuning.space import space
 from simdist.tuning.tuning import usual_global_every
-from simdist.tuning.verdict import named
+from simdist.tuning.verdict import named, staying
 
 BLOCKS = ", ".join(f"{{name: h.{number}.weight, count: 100000}}" for number in range(8))
 TEXT = f"""\
@@ -177,3 +177,19 @@ def test_without_a_limit_on_global_exchanges_it_is_that_of_the_own_schedule_or_8
     scenario = loads(TEXT).changed(schedules=[schedule])
     assert usual_global_every(scenario, None) == steps
     assert usual_global_every(scenario.changed(steps=5), None) == 5
+
+
+@pytest.mark.parametrize(
+    ("speedup", "interval", "outcome"),
+    [
+        (1.0, None, "stay"),
+        (1.01, (1.0, 1.015), "stay"),
+        (1.01, (0.8, 1.3), "unsure"),
+        (1.0, (0.97, 1.03), "unsure"),
+        (1.05, (0.9, 1.2), "unsure"),
+    ],
+)
+def test_a_wide_interval_leaves_open_whether_to_stay(speedup, interval, outcome):
+    found, sentence = staying("sync", speedup, interval)
+    assert (found, sentence.startswith("stay with sync")) == (outcome, True)
+    assert ("until something is surely faster" in sentence) == (outcome == "unsure")

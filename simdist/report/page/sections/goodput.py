@@ -34,7 +34,9 @@ def goodput_section(report: RunsReport) -> Section | None:
     image = tag("img", src=f"data:image/svg+xml;base64,{picture}", alt="lost time, and goodput by the rate of failures")
     parts = [_table(*each) for each in study.tables()]
     said = conclusions([_best(study), *below_table(each for each in study.remarks if each.kind == "result")])
-    return Section("goodput", "Failures: what trains of the time", join([tag("p", prose(_ABOUT)), said, image, *parts]))
+    return Section(
+        "goodput", "Failures: how much of the time trains", join([tag("p", prose(_ABOUT)), said, image, *parts])
+    )
 
 
 def _best(study: GoodputStudy) -> str:

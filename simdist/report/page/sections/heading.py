@@ -133,7 +133,7 @@ def _how(report: SweepReport) -> str:
 def _sweep_facts(report: SweepReport) -> Iterator[tuple[str, str]]:
     yield "scenario", report.scenario
     yield "points", f"{report.n_points:,}"
-    yield "rows", f"{report.n_rows:,}, a schedule of a point each"
+    yield "rows", f"{report.n_rows:,}: a schedule at a point"
     yield "failed", f"{report.table.n_failed:,}"
     yield "missing", f"{report.table.n_missing:,}"
     yield "seeds", f"{report.n_seeds:,} for each row"

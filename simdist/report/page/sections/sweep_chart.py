@@ -11,6 +11,7 @@ from simdist.report.page.document import Section, asset
 from simdist.report.page.html import Html, join, tag
 from simdist.report.page.sections.sweep_fastest import compared_points
 from simdist.report.page.sweep_model import SweepReport
+from simdist.studies.facets import GOODPUT
 
 _GRID = (
     "Each line is a schedule, at the chosen values of the other fields. Bars are 95 % confidence intervals over seeds, "
@@ -27,7 +28,7 @@ _MAP = (
     "schedule that failed or is missing."
 )
 
-_MetricUnit: TypeAlias = Literal["factor", "seconds", "share"]
+_MetricUnit: TypeAlias = Literal["factor", "seconds", "share", "part"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,11 @@ class Metric:
     unit: _MetricUnit
 
 
-#: All quantities. Shares are of the mean step time.
+#: All quantities. A share is of the mean step time, a part is as measured.
 _METRICS = (
     Metric("speedup", "speed-up", "factor"),
     Metric("step", "step time", "seconds"),
+    Metric("goodput", "goodput of the whole job", "part"),
     Metric("compute", "share of the step computing", "share"),
     Metric("comm", "share of the step in exposed communication", "share"),
     Metric("wait", "share of the step waiting for others", "share"),
@@ -56,6 +58,7 @@ def measured_metrics(report: SweepReport) -> list[Metric]:
     rows = [(each.row, each.has_baseline) for each in report.table.results if each.row]
     found = {"step", *(state for row, _ in rows for state, seconds in row.states_s.items() if seconds)}
     found |= {"speedup"} if any(has_baseline for _, has_baseline in rows) else set()
+    found |= {"goodput"} if any(row.of(GOODPUT) for row, _ in rows) else set()
     return [each for each in _METRICS if each.key in found]
 
 

@@ -8,6 +8,7 @@ from simdist.report.page.document import Section, json_block
 from simdist.report.page.html import Html, controls, framed_table, join, tag
 from simdist.report.page.sections.sweep_chart import measured_metrics
 from simdist.report.page.sweep_model import SweepReport, VaryingField
+from simdist.studies.facets import GOODPUT
 from simdist.studies.statistics import Interval
 from simdist.sweeps.table import ResultRow
 from simdist.traces.breakdown import STATES
@@ -43,6 +44,7 @@ def sweep_data(report: SweepReport) -> dict[str, object]:
     failures = list(dict.fromkeys(_failure(each) for each in results if each.failed))
     line_at, label_at, failure_at = map(_places, (report.lines, labels, failures))
     rows = [each.row for each in results]
+    jobs = [row.of(GOODPUT) if row else None for row in rows]
     against = [each.row if each.has_baseline else None for each in results]
     return {
         "lines": report.lines,
@@ -61,6 +63,7 @@ def sweep_data(report: SweepReport) -> dict[str, object]:
             "failure": [failure_at[_failure(each)] if each.failed else -1 for each in results],
             **_with_ends("step", [(row.step_s, row.step_s_ci95) if row else None for row in rows]),
             **_with_ends("speedup", [(row.speedup, row.speedup_ci95) if row else None for row in against]),
+            "goodput": _rounded(job.goodput if job else None for job in jobs),
             **{state: _rounded(row.states_s[state] if row else None for row in rows) for state in STATES},
         },
     }

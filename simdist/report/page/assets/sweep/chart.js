@@ -82,15 +82,15 @@ function startChart(frame) {
     }
     if (low > high) [low, high] = [0, 1];
     if (metric().key === "speedup") [low, high] = [Math.min(low, 1), Math.max(high, 1)];
-    else low = 0;
+    else if (metric().unit !== "part") low = 0;
     const room = 0.06 * (high - low || high || 1);
-    return [metric().key === "speedup" ? low - room : 0, high + room];
+    return [low && low - room, metric().unit === "part" ? Math.min(high + room, 1) : high + room];
   }
 
   const intervalsShown = (shown) => data.grid || Math.max(...shown.map((each) => each.length)) <= MOST_INTERVALS;
 
   const yUnit = (high) => {
-    if (metric().unit === "share") return ["%", 100];
+    if (metric().unit === "share" || metric().unit === "part") return ["%", 100];
     if (metric().unit === "factor") return ["", 1];
     const [unit, size] = unitFor(high / 2, TIME_UNITS); /* of which the axis has two or more */
     return [unit, Math.round(1 / size)];

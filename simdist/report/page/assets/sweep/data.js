@@ -53,6 +53,7 @@ const WIDE = 0.5;
 function written(metric, value, interval) {
   if (value === null || value === undefined) return MISSING;
   if (metric.unit === "share") return share(value);
+  if (metric.unit === "part") return `${(100 * value).toFixed(1)} %`;
   const width = interval ? interval[1] - interval[0] : 0;
   if (width > WIDE * value) {
     const text = metric.unit === "factor" ? (each) => factor(each, 0) : secondsText;
