@@ -68,7 +68,7 @@ docs: $(TOOLS)  ## the documentation as a site, build/docs/index.html
 
 # Experiments that compute all that their pages show, and those that also measure: these print what was recorded.
 COMPUTED := aws_p3_scaling backup_workers checkpoint_stalls datacache dawnbench_resnet50 efs_k80 garbage_collection gtopk_1gbe hitopk_communication \
-	horovod_scaling hsgd_stragglers mitigations mlperf_storage nccl_tables netai_whatif one_machine published_sharding streaming_diloco
+	horovod_scaling hsgd_stragglers mitigations mlperf_storage nccl_tables netai_whatif one_machine published_goodput published_sharding streaming_diloco
 RECORDED := emulated_cluster failures fault_injections profile_round_trip time_to_accuracy
 
 pages: $(KERNELS)  ## write the numbers and outputs on all pages again; takes minutes

@@ -190,11 +190,17 @@ class ComputeCost:
         return self._workload.optimize_s * count / sum(self._workload.tensor_counts) / self._speed
 
     def copy(self, op: Copy, src: Buffer, dst: Buffer) -> float:
-        """Return the seconds of a copy: read and write on the device, or once over the host's bus."""
+        """Return the seconds of a copy: read and write on the device, or once over the host's bus.
+
+        Only checkpoints are copied to the host, which may take longer than its bus does: see `staging_bandwidth_Bps`.
+        """
         if src.place == dst.place == "device":
             read_nbytes = src.nbytes * dst.count / src.count  # a copy to slices reads one of them
             return (read_nbytes + dst.nbytes) / self._device.memory_bandwidth_Bps
-        return src.nbytes / self._device.host_bandwidth_Bps
+        host_Bps = self._device.host_bandwidth_Bps
+        if dst.place == "host" and self._device.staging_bandwidth_Bps is not None:
+            return src.nbytes / min(host_Bps, self._device.staging_bandwidth_Bps)
+        return src.nbytes / host_Bps
 
     def combine(self, srcs: Sequence[Buffer], dst: Buffer) -> float:
         """Return the seconds of a linear combination: read all sources, write the result."""

@@ -114,6 +114,8 @@ class Device(Settings):
             absent.
         memory_bandwidth_Bps: Bytes per second that elementwise work moves; unlimited if absent.
         host_bandwidth_Bps: Bytes per second of copies between CPU and GPU memory; unlimited if absent.
+        staging_bandwidth_Bps: Of copies of checkpoints to the host, whose memory may be pageable; not above
+            `host_bandwidth_Bps`, which it is if absent.
         peak_flops: FLOP per second by precision, for workloads that state FLOPs instead of seconds; one value is fp32.
         speed: Factor on the speed of compute; 0.5 takes twice the time.
         compute_capability: As CUDA has it, such as 8.0 for an A100: of GPUs joined by NVLink, NCCL's protocols by
@@ -129,6 +131,7 @@ class Device(Settings):
     memory_nbytes: Annotated[Nbytes | None, Field(exclude_if=lambda nbytes: nbytes is None)] = None
     memory_bandwidth_Bps: BytesPerSecond = math.inf
     host_bandwidth_Bps: BytesPerSecond = math.inf
+    staging_bandwidth_Bps: Annotated[BytesPerSecond | None, Field(exclude_if=lambda rate: rate is None)] = None
     peak_flops: Peak = Peak()
     speed: Factor = 1.0
     compute_capability: Annotated[Factor, Field(ge=3, lt=20)] | None = None

@@ -54,7 +54,7 @@ class Failure:
 
 
 def failures_of(failures: Failures, *, seed: int, n_nodes: int, gpus_per_node: int) -> Iterator[Failure]:
-    """Yield failures in the order of their times, those that come at a step excepted; without end if one has a rate.
+    """Yield failures in the order of their times, those at a step excepted; without end unless all are recorded.
 
     Args:
         failures: Their causes.
@@ -64,7 +64,7 @@ def failures_of(failures: Failures, *, seed: int, n_nodes: int, gpus_per_node: i
     """
     found = []
     for index, cause in enumerate(failures.causes):
-        if cause.rate_per_s:
+        if cause.rate_per_s or cause.every_s:
             found.append(_drawn(cause, seed, index, n_nodes, gpus_per_node))
         elif cause.at_s is not None:
             found.append(iter(sorted(_recorded(cause, index, n_nodes, gpus_per_node), key=_time)))
@@ -113,11 +113,7 @@ def _time(failure: Failure) -> float:
 
 
 def _drawn(cause: FailureCause, seed: int, index: int, n_nodes: int, gpus_per_node: int) -> Iterator[Failure]:
-    """Yield the failures of a cause with a rate, which come as a Poisson process."""
-    from simdist.scenario.portable import log
-
-    assert cause.rate_per_s is not None
-    mean_s = 1.0 / (cause.rate_per_s * cause.n_components(n_nodes, gpus_per_node))
+    """Yield the failures of a cause: with a rate, they come as a Poisson process."""
     excess = cause.excess(n_nodes)
     worst = _worst_nodes(cause, seed, index, n_nodes)
     hit = _Hit(cause, n_nodes, gpus_per_node)
@@ -125,7 +121,8 @@ def _drawn(cause: FailureCause, seed: int, index: int, n_nodes: int, gpus_per_no
     now_s = 0.0
     for tile in count():
         gaps, places, chances = (next(lane) for lane in lanes)
-        times_s = np.cumsum(np.concatenate([[now_s], -mean_s * log(gaps)]))[1:].tolist()
+        gaps_s = _gaps_s(cause, gaps, cause.per_s(n_nodes, gpus_per_node))
+        times_s = np.cumsum(np.concatenate([[now_s], gaps_s]))[1:].tolist()
         now_s = times_s[-1]
         drawn = (places * hit.n_places).astype(np.int64).tolist()
         is_excess = (chances < excess).tolist()
@@ -136,6 +133,16 @@ def _drawn(cause: FailureCause, seed: int, index: int, n_nodes: int, gpus_per_no
                 place = worst[bad[i]] * (gpus_per_node if cause.of == "gpu" else 1)
             first, n_hit, rank = hit.by(place)
             yield Failure(times_s[i], index, tile * _TILE + i, first, n_hit, rank, is_excess[i])
+
+
+def _gaps_s(cause: FailureCause, uniform: _Floats, per_s: float) -> _Floats:
+    """Return times from one failure to the next, from numbers between 0 and 1."""
+    from simdist.scenario.portable import log
+
+    if cause.every_s:
+        shortest_s, longest_s = cause.every_s
+        return shortest_s + (longest_s - shortest_s) * uniform
+    return -1.0 / per_s * log(uniform)
 
 
 def _recorded(cause: FailureCause, index: int, n_nodes: int, gpus_per_node: int) -> Iterator[Failure]:

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.effects import Uses
 from simdist.scenario.uncertain import Range, check_ranges
-from simdist.settings.base import Fault, Settings, nearest, refuse, shown
+from simdist.settings.base import Fault, Settings, nearest, refuse, shown, unchecked_copy
 from simdist.settings.units import Factor, Fraction, RatePerSecond, Seconds, Whole
 
 Component: TypeAlias = Literal["gpu", "node", "domain", "job"]
@@ -22,9 +22,10 @@ OnFailure: TypeAlias = Literal["restart", "spare", "continue"]
 _Positive = Annotated[Seconds, Field(gt=0)]
 _Count = Annotated[Whole, Field(ge=1)]
 _Moments = Annotated[tuple[Seconds, ...], Field(min_length=1)]
+_Gaps = tuple[_Positive, _Positive]
 _Steps = Annotated[tuple[Annotated[Whole, Field(ge=0)], ...], Field(min_length=1)]
 _Ranks = Annotated[tuple[Annotated[Whole, Field(ge=0)], ...], Field(min_length=1)]
-_WHEN = ("rate_per_s", "at_s", "at_steps")
+_WHEN = ("rate_per_s", "every_s", "at_s", "at_steps")
 _OF_EFFECTS: dict[str, tuple[Effect, ...]] = {  # keys that only some effects have
     "factor": ("slow",),
     "found_after_s": ("slow", "corruption"),
@@ -81,8 +82,10 @@ class FailureCause(Settings):
     Args:
         cause: Its name, unique in the scenario.
         of: The component that fails: each GPU, each node, each domain of `domain_nodes` nodes, or the whole job.
-            Required with a rate.
-        rate_per_s: Failures of each component per time, independent of each other. In place of `at_s` and `at_steps`.
+            Required with `rate_per_s` and `every_s`.
+        rate_per_s: Failures of each component per time, independent of each other. Or one of the next three.
+        every_s: Shortest and longest time from one failure of any component to the next, those between equally likely:
+            failures that a test injects.
         at_s: Recorded moments, from the begin of the job.
         at_steps: Recorded steps, counted from 0. Each failure comes once, at the begin of its step.
         ranks: A rank for each of `at_s` or `at_steps`; rank 0 if absent.
@@ -105,6 +108,7 @@ class FailureCause(Settings):
     cause: Annotated[str, Field(min_length=1)]
     of: Component = "gpu"
     rate_per_s: RatePerSecond | None = Field(default=None, alias="rate")
+    every_s: _Gaps | None = None
     at_s: _Moments | None = None
     at_steps: _Steps | None = None
     ranks: _Ranks | None = None
@@ -126,11 +130,7 @@ class FailureCause(Settings):
         return self
 
     def _faults(self) -> Iterator[Fault]:
-        written = [key for key in _WHEN if getattr(self, key) is not None]
-        if len(written) != 1:
-            yield ("rate",), "how often? Write one of rate, e.g. 17 % per year, at, e.g. [10 days], or at_steps"
-        if self.rate_per_s is not None and "of" not in self.model_fields_set:
-            yield ("of",), "a rate of what? Write of: gpu, of: node, of: domain, or of: job"
+        yield from self._faults_of_times()
         for key in (key for key, effects in _OF_EFFECTS.items() if self.effect not in effects):
             if getattr(self, key) is not None:
                 name = type(self).model_fields[key].alias or key
@@ -150,6 +150,16 @@ class FailureCause(Settings):
         if self.worst and (self.rate_per_s is None or self.of not in ("gpu", "node")):
             yield ("worst",), "belongs to a rate of gpu or node"
         yield from self._faults_of_ranks()
+
+    def _faults_of_times(self) -> Iterator[Fault]:
+        written = [key for key in _WHEN if getattr(self, key) is not None]
+        if len(written) != 1:
+            hint = "rate, e.g. 17 % per year, every, e.g. [45 min, 75 min], at, e.g. [10 days], or at_steps"
+            yield ("rate",), f"how often? Write one of {hint}"
+        if (self.rate_per_s is not None or self.every_s) and "of" not in self.model_fields_set:
+            yield ("of",), "a rate of what? Write of: gpu, of: node, of: domain, or of: job"
+        if self.every_s and self.every_s[0] > self.every_s[1]:
+            yield ("every",), "the first is longer than the second: write the shortest time, then the longest"
 
     def _faults_of_ranks(self) -> Iterator[Fault]:
         moments = self.at_s or self.at_steps
@@ -177,6 +187,18 @@ class FailureCause(Settings):
                 return math.ceil(n_nodes / self.domain_nodes)
             case "job":
                 return 1
+
+    def per_s(self, n_nodes: int, gpus_per_node: int) -> float:
+        """Return the failures of all components per second, in the mean; 0 if they are recorded."""
+        if self.every_s:
+            return 2 / sum(self.every_s)
+        return (self.rate_per_s or 0.0) * self.n_components(n_nodes, gpus_per_node)
+
+    def scaled(self, factor: float) -> Self:
+        """Return the same with so many times as many failures; recorded ones stay."""
+        if self.every_s:
+            return unchecked_copy(self, every_s=tuple(each / factor for each in self.every_s))
+        return unchecked_copy(self, rate_per_s=self.rate_per_s * factor) if self.rate_per_s else self
 
     def excess(self, n_nodes: int) -> float:
         """Return the share of failures that the worst nodes have beyond those of as many others; 0 without such."""

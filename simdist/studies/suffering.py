@@ -11,7 +11,7 @@ Source:
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -209,7 +209,7 @@ def suffer(failures: Failures, trained: SteadySchedule, seeds: Sequence[int]) ->
 
 def _check_number(failures: Failures, suffering: LongJob) -> None:
     """Refuse rates that are surely a mistake, and would take hours to simulate."""
-    per_s = math.fsum(_rates_per_s(suffering, failures.causes))
+    per_s = _per_s(suffering, failures.causes)
     n_failures = _length_s(suffering) * per_s
     if n_failures > _MOST_FAILURES:
         raise UnsupportedError(
@@ -218,11 +218,9 @@ def _check_number(failures: Failures, suffering: LongJob) -> None:
         )
 
 
-def _rates_per_s(suffering: LongJob, causes: Iterable[FailureCause]) -> Iterator[float]:
-    """Yield how often each cause with a rate strikes the job."""
-    for each in causes:
-        if each.rate_per_s:
-            yield each.rate_per_s * each.n_components(suffering.n_nodes, suffering.gpus_per_node)
+def _per_s(suffering: LongJob, causes: Iterable[FailureCause]) -> float:
+    """Return how often causes strike the job, recorded failures excepted."""
+    return math.fsum(each.per_s(suffering.n_nodes, suffering.gpus_per_node) for each in causes)
 
 
 def _length_s(suffering: LongJob) -> float:
@@ -239,9 +237,7 @@ def time_between_failures_s(failures: Failures, suffering: LongJob) -> float:
     length_s = _length_s(suffering)
     late_s = {each.cause: each.found_after_s or 0.0 for each in losing if each.effect == "corruption"}
     per_s = math.fsum(
-        rate * max(0.0, 1.0 - late_s.get(each.cause, 0.0) / length_s)
-        for each in losing
-        for rate in _rates_per_s(suffering, [each])
+        _per_s(suffering, [each]) * max(0.0, 1.0 - late_s.get(each.cause, 0.0) / length_s) for each in losing
     )
     return 1 / per_s if per_s else math.inf
 
@@ -313,11 +309,7 @@ def best_interval(failures: Failures, trained: SteadySchedule, seeds: Sequence[i
 
 def scaled(failures: Failures, factor: float) -> Failures:
     """Return failures whose rates are multiplied by a factor; recorded ones stay."""
-    causes = tuple(
-        unchecked_copy(each, rate_per_s=each.rate_per_s * factor) if each.rate_per_s else each
-        for each in failures.causes
-    )
-    return unchecked_copy(failures, causes=causes)
+    return unchecked_copy(failures, causes=tuple(each.scaled(factor) for each in failures.causes))
 
 
 def policies(failures: Failures) -> list[OnFailure]:

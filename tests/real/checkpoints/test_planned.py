@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +43,6 @@ steps: 4
 checkpoint: {every: 2, size: 1500001 B, ranks: RANKS}
 schedules: [{kind: sync}]
 """
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Pool]:
-    pool = Pool(2)
-    yield pool
-    pool.close()
 
 
 def plan_of(schedule: Schedule, training: Training, checkpoint: Checkpoint | None) -> Plan:

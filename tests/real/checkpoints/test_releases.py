@@ -1,7 +1,6 @@
 """Checkpoints that a release wrote load to the last bit."""
 
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import loops
@@ -21,13 +20,6 @@ from real.checkpoints.loading import load_checkpoint  # noqa: E402
 FILES = Path(__file__).parents[2] / "data" / "checkpoints"
 WHOLE = Training("dropout", optimizer="adam")
 SHARDED = Training("even", "adamw")
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Pool]:
-    pool = Pool(2)
-    yield pool
-    pool.close()
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Values that schedules compute: process world = virtual world for all, and the effect of compression."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,20 +43,6 @@ GRADIENT = [cls for cls in kinds().values() if issubclass(cls, GradientSchedule)
 SPARSE = [cls for cls in kinds().values() if issubclass(cls, SparseSchedule)]
 
 each_sparse = pytest.mark.parametrize("kind", SPARSE, ids=[cls.__name__ for cls in SPARSE])
-
-
-@pytest.fixture(scope="module")
-def eight() -> Iterator[Pool]:
-    pool = Pool(WORLD_SIZE)
-    yield pool
-    pool.close()
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Pool]:
-    pool = Pool(4)
-    yield pool
-    pool.close()
 
 
 def plan_of(schedule: Schedule, training: Training, n_steps: int = N_STEPS) -> Plan:

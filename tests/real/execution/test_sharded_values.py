@@ -1,7 +1,7 @@
 """Sharded plans in processes and in the virtual world train as `fully_shard` of torch does."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -77,20 +77,6 @@ MIXED: dict[str, tuple[ShardedSchedule, Sharded]] = {
     "bfloat16": (HSDP(shard=2, param_dtype="bfloat16"), Sharded((2, 2), param_dtype=BF16)),
     "reduced in bfloat16": (HSDP(shard=2, reduce_dtype="bfloat16"), Sharded((2, 2), reduce_dtype=BF16)),
 }
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Pool]:
-    pool = Pool(4)
-    yield pool
-    pool.close()
-
-
-@pytest.fixture(scope="module")
-def eight() -> Iterator[Pool]:
-    pool = Pool(8)
-    yield pool
-    pool.close()
 
 
 def training_of(how: Sharded, dtype: torch.dtype) -> Training:

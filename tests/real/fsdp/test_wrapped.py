@@ -4,7 +4,7 @@ import json
 import pickle
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -41,20 +41,6 @@ N_STEPS = 8
 TRAINING = Training("odd", "adamw")  # rows that no number of ranks divides
 SINGLE = Training("odd", "sgd", torch.float32)
 TOLERANCE = 1e-12
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Pool]:
-    pool = Pool(4)
-    yield pool
-    pool.close()
-
-
-@pytest.fixture(scope="module")
-def eight() -> Iterator[Pool]:
-    pool = Pool(8)
-    yield pool
-    pool.close()
 
 
 def assert_equal(found: list[np.ndarray], expected: np.ndarray, tolerance: float = TOLERANCE) -> None:

@@ -2,7 +2,6 @@
 
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +18,6 @@ from real.processes.rendezvous import place
 from simdist.errors import RunError, ScenarioError, UnsupportedError
 from simdist.plan import AllReduce
 from simdist.schedules import Sync
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Pool]:
-    pool = Pool(4)
-    yield pool
-    pool.close()
-
 
 WAYS = {"sync": "ddp", "local": "local by hand", "diloco": "diloco by hand"}
 ROUNDING = {"two_types": 1e-6, "bfloat16_with_float32": 0.02}  # of types of lower precision than float64

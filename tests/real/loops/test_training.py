@@ -3,7 +3,6 @@
 import dataclasses
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import loops
@@ -56,20 +55,6 @@ MODELS = ["mlp", "frozen", "tied", "conv", "dropout", "one rank uses it", "even 
 STAND_FOR_OTHERS = {(0, model) for model in MODELS} | {(1, model) for model in MODELS[::2]}
 STAND_FOR_OTHERS |= {(2, model) for model in ("dropout", *MODELS[1::2])}
 STAND_FOR_OTHERS |= {(3, "tied"), (4, "conv"), (4, "one rank uses it"), (5, "mlp")}
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Pool]:
-    pool = Pool(4)
-    yield pool
-    pool.close()
-
-
-@pytest.fixture(scope="module")
-def one() -> Iterator[Pool]:
-    pool = Pool(1)
-    yield pool
-    pool.close()
 
 
 # --- values ---

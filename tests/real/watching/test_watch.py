@@ -4,7 +4,6 @@ import csv
 import json
 import signal
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,13 +18,6 @@ import watched_loops
 from watched_loops import Sleeps
 
 from real.watching.tracing import TraceMark
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Pool]:
-    pool = Pool(4)
-    yield pool
-    pool.close()
 
 
 def planned_work_s(n_steps: int, seed: int = 3) -> np.ndarray:

@@ -438,6 +438,10 @@ def test_copies_read_and_write_the_device_or_cross_the_bus_once():
     assert seconds_of(Copy("a", "b"), buffers, **device) == pytest.approx(8000 / 1e6)
     assert seconds_of(Copy("c", "b"), buffers, **device) == pytest.approx(4000 / 1e5)
     assert seconds_of(Copy("a", "c"), buffers, **device) == pytest.approx(4000 / 1e5)
+    for staging_Bps, copied_Bps in ((2e4, 2e4), (float("inf"), 1e5)):
+        staged = {**device, "staging_bandwidth_Bps": staging_Bps}
+        assert seconds_of(Copy("a", "c"), buffers, **staged) == pytest.approx(4000 / copied_Bps)
+        assert seconds_of(Copy("c", "b"), buffers, **staged) == pytest.approx(4000 / 1e5)
 
 
 def test_selection_reads_the_vector_as_often_as_its_method_says():

@@ -342,10 +342,10 @@ ON_COMM = '"lane": {"name": "comm", "kind": "comm", "communicator": "comm"}'
 LATER_FIELDS: list[tuple[Buffer | ops.Op, str]] = [
     (Buffer("x", 10, padding=3), '"padding": 3'),
     (ops.Densify("top", "grad", divisor=2), '"divisor": 2'),
-    (ops.Densify("top", "grad", lane=COMM), '"lane": {"name": "comm", "kind": "comm", "communicator": "comm"}'),
+    (ops.Densify("top", "grad", lane=COMM), ON_COMM),
     (
         ops.Select("grad", "top", "residual", 2, lane=COMM),
-        '"lane": {"name": "comm", "kind": "comm", "communicator": "comm"}',
+        ON_COMM,
     ),
     (ops.Merge("top", "top", "residual", divisor=2), '"divisor": 2'),
     (ops.Optimize(("param",), ("grad",), "residual"), '"ratios": "residual"'),

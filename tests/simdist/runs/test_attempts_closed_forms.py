@@ -1,7 +1,6 @@
-"""Attempts against closed forms where their assumptions hold, where they fail, and against published jobs."""
+"""Attempts against closed forms, where their assumptions hold and where they fail."""
 
 import math
-import random
 from collections.abc import Sequence
 
 import numpy as np
@@ -147,66 +146,3 @@ def test_the_mean_time_to_failure_does_not_tell_what_failures_that_come_together
     counts = [attempts(each, job, seed=0).by_cause["any"].n_failures for each in (failing(1e5), together)]
     assert counts[0] == pytest.approx(counts[1], rel=0.25)
     assert (1 - other.mean()) < 0.85 * (1 - one.mean())
-
-
-# ---------------------------------------------------------------- published jobs
-
-
-def test_llama_3_trains_between_90_and_97_percent_of_the_time() -> None:
-    """Its paper states 419 interruptions of 16,384 GPUs in 54 days, and files of 4 GB a GPU at 2 TB/s.
-
-    It does not state the recovery: 4 min are those of another job, Olmo Hybrid.
-
-    Source:
-        arXiv 2407.21783, sections 3.3.1 and 3.3.4.
-    """
-    file_s = 16_384 * 4e9 / 2e12
-    cause = {"cause": "all", "of": "gpu", "rate": f"419 per {16_384 * 54} days", "effect": "node"}
-    failures = Failures.model_validate({"causes": [cause], "recovery": {"schedule": "4 min"}})
-    interval_s = math.sqrt(2 * 54 * DAY_S / 419 * file_s)
-    for stall_s, write_s in ((0.0, file_s), (file_s, 0.0)):
-        files = Checkpoints(round(interval_s / 5), stall_s, write_s, load_s=file_s)
-        found = goodputs(failures, LongJob(5.0, 2048, 8, horizon_s=54 * DAY_S, checkpoints=files), 4)
-        assert 0.9 < found.mean() < 0.97
-
-
-def test_one_rate_does_not_explain_a_fleet_at_two_sizes() -> None:
-    """RSC (arXiv 2410.21680): 1.8 h at 16,384 GPUs would be 28.8 h at 1,024, where 7.9 h were observed."""
-    cause = {"cause": "node", "of": "node", "rate": f"1 per {1.8 * 2048} h", "effect": "node"}
-    failures = Failures.model_validate({"causes": [cause]})
-    for n_nodes, hours in ((2048, 1.8), (128, 28.8)):
-        job = LongJob(10.0, n_nodes, 8, horizon_s=500 * hours * HOUR_S, checkpoints=Checkpoints(100))
-        count = attempts(failures, job, seed=0).by_cause["node"].n_failures
-        assert 500 / count * hours == pytest.approx(hours, rel=3 / math.sqrt(500))
-
-
-def scout(recovery: dict, *, step_s: float, **policy: object) -> float:
-    """Return the minutes of 3,000 steps, a file every 100, a failure 2,700 to 4,500 s after another."""
-    draw = random.Random(0)
-    moments_s = np.cumsum([draw.uniform(2700, 4500) for _ in range(60)])
-    cause = {"cause": "injected", "of": "node", "effect": "node", "at": [f"{each} s" for each in moments_s]}
-    failures = Failures.model_validate({"causes": [cause], "recovery": recovery, **policy})
-    job = LongJob(step_s, 8, 8, n_steps=3000, ranks_per_replica=16, checkpoints=Checkpoints(100))
-    return attempts(failures, job, seed=0).total_s / MINUTE_S
-
-
-def test_three_recoveries_of_scout() -> None:
-    """Llama-4 Scout on 64 H200: migration 405 min, restart 818 min, torchft 930 min (clockwork.io).
-
-    Migrations of 2 min (as reported of the product) leave 7.85 s a step. With restarts of 15 min, which its authors
-    assume elsewhere, 3,000 steps take 30 % less than published: it would take restarts of 28 min. The time of a restart
-    in that benchmark is not known to us, nor that of a step under torchft. If failures take next to nothing there,
-    torchft is slower than restarts of 15 min from 1.5 times the step time on. The published 930 min are 2.36 times.
-    """
-    step_s = 7.85
-    migration = scout({"schedule": "2 min", "state": "replica"}, step_s=step_s)
-    assert migration == pytest.approx(405, rel=0.01)
-    assumed, needed = (scout({"schedule": f"{minutes} min"}, step_s=step_s) for minutes in (15, 28))
-    assert assumed / 818 - 1 == pytest.approx(-0.30, abs=0.03)
-    assert needed == pytest.approx(818, rel=0.05)
-    torchft = {
-        factor: scout({"detect": "5 s", "schedule": "15 min"}, step_s=step_s, on_failure="continue", step_factor=factor)
-        for factor in (1.0, 1.5, 2.36)
-    }
-    assert torchft[1.0] < migration < assumed < torchft[1.5] < needed < torchft[2.36]
-    assert torchft[2.36] == pytest.approx(930, rel=0.01)

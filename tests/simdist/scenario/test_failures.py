@@ -87,6 +87,7 @@ def test_rates_are_varied_and_may_be_ranges_that_no_step_depends_on() -> None:
         ("rate: 17 % per year", "rate: 17 % per yr", "'yr' is no period: write per year, days, h, min or s"),
         ("rate: 17 % per year, ", "", "causes[0].rate: how often? Write one of rate"),
         ("of: gpu, rate: 17 %", "rate: 17 %", "causes[0].of: a rate of what?"),
+        ("rate: 17 % per year", "every: [2 h, 1 h]", "causes[0].every: the first is longer than the second"),
         ("rate: 17 % per year", "rate: 1e10 per s", "causes[0].rate: '1e10 per s': write 1,000,000,000 per s or less"),
         ("of: domain, ", "of: node, ", "causes[2].domain_nodes: not with of: node: it belongs to of: domain"),
         ("domain_nodes: 8, ", "", "causes[2].domain_nodes: required with of: domain: write e.g. domain_nodes: 8"),
@@ -130,6 +131,18 @@ def test_spare_without_spares_has_no_effect(spares: str) -> None:
 def test_rates_are_read(text: str, per_s: float) -> None:
     assert parse_rate(text) == pytest.approx(per_s, rel=1e-15)
     assert parse_seconds("54 days") == 54 * 86_400.0
+
+
+def test_injected_failures_come_between_the_shortest_and_the_longest_gap() -> None:
+    injected = failures({"cause": "kill", "of": "node", "every": ["45 min", "75 min"], "effect": "node"})
+    found = list(islice(failures_of(injected, seed=0, n_nodes=8, gpus_per_node=8), 1000))
+    gaps_s = np.diff([0.0, *(each.at_s for each in found)])
+    assert gaps_s.min() >= 2700
+    assert gaps_s.max() <= 4500
+    assert gaps_s.mean() == pytest.approx(3600, abs=3 * 1800 / math.sqrt(12 * 1000))
+    assert {each.first_node for each in found} == set(range(8))
+    (twice,) = (each.scaled(2.0) for each in injected.causes)
+    assert twice.every_s == (1350.0, 2250.0)
 
 
 def test_failures_come_at_their_rate_and_everywhere() -> None:
