@@ -21,13 +21,17 @@ import click
 import torch
 
 from real import jobs, models
+from real.collectives.worlds import check_performable
 from real.data.inputs import DataOptions, InputReader, open_input
 from real.data.tallies import Tally, gather_tallies, reads_of, salvage_tallies, tally_path, totals
 from real.execution.attempts import PerformedAttempt, begin_attempt
+from real.execution.continuing import ContinuedRun
 from real.execution.one_rank import perform_among_simulated
 from real.execution.running import ProgramSpec, RunReport, check_world, perform_run
+from real.processes.agents import host_replicas, run_replicas
 from real.processes.exit_codes import run_command
 from real.processes.launch import Connection, choose_device, connect, place
+from real.processes.membership import connect_replica
 from real.programs.precision import AUTOCAST
 from real.recording.recorder import forget, salvage
 from real.recording.timing import share_cores
@@ -43,6 +47,7 @@ from simdist.traces.reads import Reads
 from simdist.traces.trace import Trace
 
 PARTS = "parts"
+_START_S = 60.0  # for replicas that start when the job is over
 _DAY_S = 86_400.0
 
 
@@ -98,6 +103,24 @@ def main(args: Sequence[str] | None = None) -> int:
     help=f"What performs the disturbances of links and other jobs' flows of a scenario; {NO_LINKS} leaves them out.",
 )
 @click.option(
+    "--meet",
+    metavar="HOST:PORT",
+    help=(
+        "With failures.on_failure: continue, on several machines: where the replicas of the job meet. Without "
+        "--replica, this process hosts the meeting there.  [default: `python -m real RUN` starts all replicas here]"
+    ),
+)
+@click.option(
+    "--replica", type=click.IntRange(0), help="With --meet, under a torchrun for each: which replica this is."
+)
+@click.option(
+    "max_restarts",
+    "--max-restarts",
+    type=click.IntRange(0),
+    default=9,
+    help="Of each replica, where `python -m real RUN` starts them.",
+)
+@click.option(
     "--failures",
     metavar="MODULE:FUNCTION",
     help="What lets nodes and links of a run with failures fail.  [default: ranks end, and pause]",
@@ -129,8 +152,11 @@ def _command(**given: Any) -> None:
         return
     perform_links = jobs.find_links(options.links)
     options.fail_node = jobs.find_failures(options.failures)
-    here = place(os.environ)
     runs = _runs(options)
+    if runs[0].others_go_on:
+        _continue(runs[0], build, options)
+        return
+    here = place(os.environ)
     for each in runs:
         check_world(each.plan, here.world_size)
     share_cores(here.local_world_size)
@@ -147,6 +173,51 @@ def _command(**given: Any) -> None:
         for each in runs:
             with locked(each.path) if here.rank == 0 else nullcontext():
                 _one(connection, each, build, perform_links, options)
+
+
+def _continue(run: RunDirectory, build: jobs.Build | None, options: SimpleNamespace) -> None:
+    """Perform a run whose ranks go on when others fail: as one of them, as their meeting place, or start all here."""
+    check_performable(run.plan)
+    world_size = run.plan.world_size
+    if options.replica is None:
+        with locked(run.path):
+            _check_not_measured(run, options)
+            if options.meet:
+                host_replicas(options.meet, world_size, timeout_s=options.timeout_s)
+            else:
+                run_replicas(
+                    sys.argv[1:], world_size, max_restarts=options.max_restarts, timeout_s=options.timeout_s + _START_S
+                )
+        return
+    if options.meet is None or options.replica >= world_size:
+        raise ScenarioError(f"--replica {options.replica}: write --meet too, and a replica from 0 to {world_size - 1}")
+    share_cores(world_size)
+    with (
+        connect_replica(options.meet, options.replica, world_size, timeout_s=options.timeout_s) as replica,
+        replica.connection.guard.ending_on_sigterm(),
+    ):
+        for name, value in _identity(run, options).items():
+            replica.membership.agree(name, value)
+
+        def make_spec(attempt: PerformedAttempt) -> ProgramSpec:
+            connection = replica.connection
+            return _program(options.replica, connection.device, run, build, options, attempt=attempt)
+
+        done = ContinuedRun(
+            replica,
+            run.path,
+            run.plan,
+            run.delays,
+            run.failures,
+            jobs.Saved(options.checkpoints).files(run, build, options.replica),
+            parts=run.path / PARTS,
+            make_spec=make_spec,
+            started_s=options.started_s,
+            anew=options.force,
+            fail_node=options.fail_node,
+        ).perform()
+        if done:
+            print(_summary(run, *_save(run, *done, None, None)), flush=True)  # noqa: T201 (the terminal of a run)
 
 
 def _runs(options: SimpleNamespace) -> list[RunDirectory]:
@@ -182,7 +253,11 @@ def _runs(options: SimpleNamespace) -> list[RunDirectory]:
 
 def _check_failures(run: RunDirectory, options: SimpleNamespace, *, n_runs: int) -> None:
     """Refuse a run with failures that cannot go on after them."""
-    if not run.failures:
+    if options.meet and not run.others_go_on:
+        raise ScenarioError(
+            f"{run.path}: --meet: its ranks do not go on without others (failures.on_failure: continue)"
+        )
+    if not run.failures and not run.others_go_on:
         if options.failures:
             raise ScenarioError(f"{run.path}: has no failures; leave --failures out")
         return
@@ -351,11 +426,17 @@ class _Counted:
 
 def _agree(connection: Connection, run: RunDirectory, options: SimpleNamespace) -> None:
     """Refuse ranks that were given different runs: with other delays, say, the trace would tell of none of them."""
-    for name, content in run_directory.contents(run.scenario, run.plan, run.delays, run.failures).items():
-        connection.agree(name, hashlib.sha256(content).hexdigest())
+    for name, value in _identity(run, options).items():
+        connection.agree(name, value)
+
+
+def _identity(run: RunDirectory, options: SimpleNamespace) -> dict[str, str]:
+    """Return what all ranks must have in common, by its name."""
+    contents = run_directory.contents(run.scenario, run.plan, run.delays, run.failures)
     given = {"data": options.data, "checkpoints": options.checkpoints}
     traits = "".join(f" with {name}" for name, value in given.items() if value)
-    connection.agree("program", f"{options.program} {_precision(run, options)}{traits}")
+    program = f"{options.program} {_precision(run, options)}{traits}"
+    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()} | {"program": program}
 
 
 def _precision(run: RunDirectory, options: SimpleNamespace) -> Precision:

@@ -259,8 +259,16 @@ def emulated_maker(
         save = None
         if saved.url or saved.attempt:
             save = _saver(run.plan, saved.files(run, build=None, rank=rank), by_step=saved.attempt is not None)
+        saves = {op for body in run.plan.bodies for op in body if isinstance(op, ops.Save)}
         return EmulatedProgram(
-            seconds, compute=compute, comm=comm, interrupted=failed, load_s=load_s, feed=feed, save=save
+            seconds,
+            compute=compute,
+            comm=comm,
+            interrupted=failed,
+            load_s=load_s,
+            feed=feed,
+            save=save,
+            state_nbytes=max((_saved_nbytes(run.plan, op) for op in saves), default=0),
         )
 
     return make
@@ -325,9 +333,13 @@ def _saver(plan: Plan, files: CheckpointFiles, *, by_step: bool) -> Callable[[op
     def save(op: ops.Save, step: int) -> None:
         if op.by.is_first(files.rank):
             name = files.name(step) if by_step else f"rank-{files.rank:05d}.bin"
-            files.write_bytes(sum(plan.buffer(each).nbytes for each in op.srcs), name)
+            files.write_bytes(_saved_nbytes(plan, op), name)
 
     return save
+
+
+def _saved_nbytes(plan: Plan, op: ops.Save) -> int:
+    return sum(plan.buffer(each).nbytes for each in op.srcs)
 
 
 def _check_inputs(inputs: torch.Tensor, source: InputReader) -> None:

@@ -11,11 +11,12 @@ step.
 
 import copy
 import math
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -290,3 +291,16 @@ class Scratch:
             self._kept.pop((purpose, device), None)  # frees the old one before the new one is allocated
             self._kept[purpose, device] = kept = torch.empty(nbytes, dtype=torch.uint8, device=device)
         return kept[:nbytes].view(dtype)
+
+
+def on_host(state: Any) -> Any:
+    """Return nested dicts, lists and tuples with copies of their tensors in host memory; nothing else is copied."""
+    match state:
+        case Tensor():
+            return state.detach().to("cpu", copy=True)
+        case dict() if type(state) in (dict, OrderedDict):  # subclasses, such as Counter, contain no tensors
+            return {key: on_host(value) for key, value in state.items()}
+        case list() | tuple() if type(state) in (list, tuple):
+            return type(state)(map(on_host, state))
+        case _:
+            return state

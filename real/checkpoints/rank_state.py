@@ -18,13 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from real.programs.base import on_host
+from real.buffers.memory import on_host
 from simdist.errors import RunError
-from simdist.plan import Plan, ops
 
 # Sections of the trained state. Before the first step, those of rank 0 apply to all ranks.
 LEARNED_SECTIONS = ("tensors", "optimizer")
-_SECTIONS = (*LEARNED_SECTIONS, "carried", "random", "also")
+# Those that a replica takes from another one: each has its own random numbers.
+SHARED_SECTIONS = (*LEARNED_SECTIONS, "carried")
+_SECTIONS = (*SHARED_SECTIONS, "random", "also")
 _OUTER = "outer optimizer"
 
 
@@ -132,19 +133,6 @@ _NAMES = {
     "random": "the random numbers",
     "also": "what `also` names",
 }
-
-
-def carried_buffers(plan: Plan) -> tuple[str, ...]:
-    """Return the buffers, without parameters, that some step reads before it writes them."""
-    updates = (op for body in plan.bodies for op in body if isinstance(op, ops.Optimize) and op.optimizer == "inner")
-    parameters = {name for op in updates for name in op.params}
-    carried: dict[str, None] = {}
-    for body in plan.bodies:
-        written: set[str] = set()
-        for op in body:
-            carried.update(dict.fromkeys(name for name in ops.reads(op) if name not in written))
-            written.update(ops.writes(op))
-    return tuple(name for name in carried if name not in parameters)
 
 
 def fingerprint(module: nn.Module, optimizer: torch.optim.Optimizer) -> str:

@@ -45,6 +45,9 @@ class PerformedAttempt:
         log: The attempts so far, with this one at the end.
         due: The failures that are to strike this rank, each with its number in the run.
         first_step: The first step to perform.
+
+    Attributes:
+        load_s: Seconds in which the checkpoint was loaded.
     """
 
     folder: Path
@@ -54,7 +57,7 @@ class PerformedAttempt:
     log: AttemptLog
     due: Sequence[tuple[int, StepFailure]]
     first_step: int
-    _load_s: float = field(default=0.0, init=False)
+    load_s: float = field(default=0.0, init=False)
 
     @property
     def rank(self) -> int:
@@ -71,7 +74,7 @@ class PerformedAttempt:
         """Measure how long the checkpoint takes to load."""
         begin_s = now_s()
         yield
-        self._load_s += now_s() - begin_s
+        self.load_s += now_s() - begin_s
 
     def content(self) -> bytes:
         """Return the file that this rank resumes from: its own, or that of the rank that writes for it.
@@ -90,7 +93,7 @@ class PerformedAttempt:
         """
         began_s = time.time() - (now_s() - start_s)
         *before, this = self.log.attempts
-        this = replace(this, began_s=began_s, load_s=self._load_s)
+        this = replace(this, began_s=began_s, load_s=self.load_s)
         self._save(replace(self.log, attempts=(*before, this)))
 
     def note_failure(self, number: int, step: int) -> None:
@@ -190,7 +193,7 @@ def begin_attempt(
                 trace.save(part)
     else:
         log = AttemptLog()
-        _clear(folder, rank, files, anew=anew)
+        clear(folder, rank, files, anew=anew)
     files.delete_old()
     mine = {"met": [*read_jsonl(_struck_path(folder, rank))], "steps": files.steps() if n_before else []}
     answers = [json.loads(text) for text in connection.exchange("failures and checkpoints", json.dumps(mine))]
@@ -198,10 +201,10 @@ def begin_attempt(
     met = {each.number: each for each in sorted(found, key=lambda each: (each.number, -each.at_s))}
     ended = [number for number in met if failures[number].ends_attempt]
     if n_before and ended and (limit := failures[max(ended)].resume_before) is not None:
-        _distrust(files, limit)
+        distrust(files, limit)
         for answer in answers:
             answer["steps"] = [step for step in answer["steps"] if step + 1 < limit]
-    first_step = _first_step(plan, [answer["steps"] for answer in answers])
+    first_step = step_after_saved(plan, [answer["steps"] for answer in answers])
     attempt = MeasuredAttempt(first_step, launched_s(), started_s, connected_s)
     log = replace(log, attempts=(*log.attempts, attempt), met=tuple(met.values()))
     due = [
@@ -255,7 +258,7 @@ def _writer_for(rank: int, plan: Plan) -> int:
     return next(members[0] for members in save.by.members(plan.world_size) if rank in members)
 
 
-def _first_step(plan: Plan, written: Sequence[Sequence[int]]) -> int:
+def step_after_saved(plan: Plan, written: Sequence[Sequence[int]]) -> int:
     """Return the step after the newest checkpoint whose files are all there; 0 if there is none."""
     if not plan.has_saves:
         return 0
@@ -263,14 +266,14 @@ def _first_step(plan: Plan, written: Sequence[Sequence[int]]) -> int:
     return max(common, default=-1) + 1
 
 
-def _distrust(files: CheckpointFiles, limit: int) -> None:
+def distrust(files: CheckpointFiles, limit: int) -> None:
     """Delete what this rank has written of a state that came after silent corruption."""
     for step in files.steps():
         if step + 1 >= limit:
             files.delete(step)
 
 
-def _clear(folder: Path, rank: int, files: CheckpointFiles, *, anew: bool) -> None:
+def clear(folder: Path, rank: int, files: CheckpointFiles, *, anew: bool) -> None:
     """Delete what an earlier measurement has left.
 
     Raises:

@@ -34,10 +34,11 @@ class FailingProgram(Program):
         await_saved: Waits until the checkpoint before a step is written, if ranks block for it, or if told so.
         most_hang_s: A hang that nobody has found after so many seconds ends in an error.
         saving: The operations that write a checkpoint; none if the plan has none.
+        begins: Called with each step that the rank begins, before it may fail.
         fail_node: Lets nodes and links fail. Without it, the rank of a lost node ends, and a link's rank pauses.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what may fail, and how)
         self,
         program: Program,
         due: Sequence[tuple[int, StepFailure]],
@@ -47,6 +48,7 @@ class FailingProgram(Program):
         await_saved: Callable[[int, bool], None],
         most_hang_s: float,
         saving: Sequence[ops.Copy | ops.Save],
+        begins: Callable[[int], None] | None = None,
         fail_node: FailNode | None = None,
     ) -> None:
         self._program = program
@@ -56,6 +58,8 @@ class FailingProgram(Program):
         self._await_saved = await_saved
         self._most_hang_s = most_hang_s
         self._saving = saving
+        self._begins = begins
+        self._step = -1
         self._fail_node = fail_node
         self._slower_s = 0.0
 
@@ -69,6 +73,9 @@ class FailingProgram(Program):
 
     def forward(self, parts: Sequence[ops.Forward], step: int, complete: Callable[[], object]) -> None:
         """Fail if it is time to, then let the program compute."""
+        if self._begins is not None and step != self._step:
+            self._begins(step)
+        self._step = step
         while self._due and self._due[0][1].step <= step:
             number, failure = self._due.pop(0)
             self._strike(number, failure, step)
@@ -80,7 +87,7 @@ class FailingProgram(Program):
         self._program.backward(buckets, complete)
 
     def _strike(self, number: int, failure: StepFailure, step: int) -> None:
-        if failure.kind == "planned" and step:
+        if failure.kind == "planned" and step and failure.ends_attempt:
             for op in self._saving:
                 self._program.perform(op, step - 1)
         if failure.ends_attempt:

@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from real.checkpoints.rank_state import carried_buffers
 from real.loops.bound_model import BoundModel
 from real.loops.guards import LoopGuards
 from real.loops.passes import LoopPasses
@@ -15,6 +14,7 @@ from real.loops.position import At, LoopPosition
 from real.loops.shards import uses_of_parameters, whole
 from real.programs.binding import trained_parameters
 from real.session import Session
+from simdist.plan.liveness import carried_buffers
 
 _Arguments = tuple[tuple[object, ...], dict[str, object]]
 

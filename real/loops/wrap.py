@@ -24,7 +24,7 @@ from torch import nn
 
 from real.buffers import transforms
 from real.buffers.memory import buffers_in_place
-from real.checkpoints.rank_state import RankState, Stateful, carried_buffers, fingerprint
+from real.checkpoints.rank_state import RankState, Stateful, fingerprint
 from real.execution.executor import Executor
 from real.execution.running import make_executor
 from real.loops.bound_model import BoundModel, bound
@@ -44,6 +44,7 @@ from real.session import Session, Start, open_session
 from real.watching.watch import StepWatch
 from simdist.errors import ScenarioError
 from simdist.plan import Plan
+from simdist.plan.liveness import carried_buffers
 from simdist.schedules import Schedule
 
 _AVERAGING = Averaging()

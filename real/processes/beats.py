@@ -32,6 +32,7 @@ class Heartbeat:
         n_exchanges: number of exchanges through the store that the rank has completed.
         call: the call under way that all ranks make together, as the end of a sentence; empty without one.
         needs_store: the rank has not read the final message of the rank that hosts the store, or lacks its exchanges.
+        process: number of the process among those that had this rank.
     """
 
     rank: int
@@ -46,6 +47,7 @@ class Heartbeat:
     n_exchanges: int = 0
     call: str = ""
     needs_store: bool = True
+    process: int = 0
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.host}, pid {self.pid})"
@@ -173,7 +175,9 @@ class BeatTable:
         for rank, text in zip(present, texts, strict=True):
             beat = Heartbeat(**json.loads(text)) if text else None
             before = self.beats.get(rank)
-            if beat and (before is None or before.count < beat.count):  # writing an older one again needs no secret
+            if beat and (
+                before is None or (before.process, before.count) < (beat.process, beat.count)
+            ):  # writing an older one again needs no secret
                 self.beats[rank] = beat
                 self._quiet[rank] = 0
             elif before:

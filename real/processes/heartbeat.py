@@ -153,6 +153,9 @@ class Guard:
         store_at: address and port of the store, for the message when it is gone.
         store_rank: the rank that hosts the store; None if torchrun's agent does.
         exit_with_parent: end this process when its parent is gone, so that no orphan stays behind.
+        process: number of this process among those that had this rank.
+        left_behind: if given, the end of another rank does not end this one. It returns why this rank has to end,
+            because the others went on without it; an empty text if it has not.
 
     Attributes:
         position: progress of this rank (an instance index of the plan).
@@ -170,17 +173,21 @@ class Guard:
         store_at: str,
         store_rank: int | None = 0,
         exit_with_parent: bool = False,
+        process: int = 0,
+        left_behind: Callable[[], str] | None = None,
     ) -> None:
         self.position = 0
         self.step: int | None = None
         self.n_exchanges = 0
         self.call = ""
-        self._me = Heartbeat(rank, 0, 0, socket.gethostname(), machine(), os.getpid(), "alive", "")
+        self._me = Heartbeat(rank, 0, 0, socket.gethostname(), machine(), os.getpid(), "alive", "", process=process)
         self._table = BeatTable(store, self._me, world_size)
         self._store_host = store_rank, store_at
         self._parent = os.getppid() if exit_with_parent else None
         self._failure = _Failure()
         self._leaving = False
+        self._left_behind = left_behind
+        self._left_behind_s: float | None = None
         self._timeout_s = 0.0
         self._pulse = _Pulse(self._beat_on)
 
@@ -226,6 +233,21 @@ class Guard:
         patience_s = self._patient_beats * BEAT_S
         if self._pulse.looks_since_beat() * look_s > patience_s and self._pulse.is_alive:
             self._failure.blame(f"{self.store_host()} has not answered for {patience_s:g} s")
+
+    def has_ended(self, rank: int, process: int, *, is_sought: bool = False) -> bool:
+        """Tell whether a process of a rank has ended, has been silent, or has been replaced by another one.
+
+        Args:
+            rank: Its rank.
+            process: Its number.
+            is_sought: Something has failed, so a few seconds of silence are enough.
+        """
+        beat = self._table.beats.get(rank)
+        if beat is None or beat.process < process:
+            return False
+        if beat.process > process or beat.state != "alive" or rank in self._table.gone():
+            return True
+        return self._table.n_quiet(rank) >= (_SILENT_BEATS if is_sought else self._patient_beats)
 
     def learns_of_failure(self) -> bool:
         """Wait a few seconds for a report of a failure; return whether there was one."""
@@ -434,6 +456,9 @@ class Guard:
 
     def _judge(self, gone: set[int]) -> None:
         """Name the first rank that failed, is gone, or is silent, in this order."""
+        if self._left_behind is not None:
+            self._judge_own(self._left_behind())
+            return
         others = self._table.others
         for beat in others:
             if beat.state == "failed":
@@ -448,6 +473,17 @@ class Guard:
             if n_quiet >= n_silent:
                 silent_s = n_quiet * BEAT_S
                 self._failure.blame(f"{beat} has been silent for {silent_s:g} s: its process or machine stands still")
+
+    def _judge_own(self, why: str) -> None:
+        """End this rank if the others went on without it, whatever it does."""
+        if not why:
+            return
+        self._failure.blame(why)
+        now_s = time.monotonic()
+        self._left_behind_s = self._left_behind_s or now_s
+        if now_s - self._left_behind_s > _LAST_WORDS_S + _SETTLE_S:
+            print(f"{self._me}: {why}", file=sys.stderr, flush=True)  # noqa: T201
+            os._exit(1)  # the main thread hangs
 
     def _end_with_parent(self) -> None:
         if self._parent is None or os.getppid() == self._parent:

@@ -182,7 +182,7 @@ def connect(
         chosen, where = backend_and_device(here, backend, device, own_gpus=all(gpus) and len(set(gpus)) == len(gpus))
         connection = replace(start, device=where, backend=chosen)
         connection.agree("backend and device", f"{chosen} on {where.type}")
-        with _loopback(here, environ["MASTER_ADDR"]):
+        with loopback(here, environ["MASTER_ADDR"]):
             # With its GPU, NCCL connects all ranks now, and need not guess the GPU of a barrier.
             bound = where if chosen == "nccl" else None
             _open_group(
@@ -351,7 +351,7 @@ def _open_group(connection: Connection, make: Callable[[str, timedelta], object]
 
 
 @contextmanager
-def _loopback(here: RankPlace, address: str) -> Iterator[None]:
+def loopback(here: RankPlace, address: str) -> Iterator[None]:
     """Let gloo use the loopback interface if all ranks are on this machine, so the host name need not resolve."""
     local = here.local_world_size == here.world_size or _is_loopback(address)
     names = [name for _, name in socket.if_nameindex() if name in {"lo", "lo0"}]

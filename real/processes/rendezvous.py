@@ -174,6 +174,44 @@ def meet_within(here: RankPlace, environ: Mapping[str, str], timeout_s: float) -
     return StoreAccess(store, agreed, watch, server, 0, at, sent)
 
 
+def host_job(at: str) -> TCPStore:
+    """Host the store of a job whose replicas come and go, until this process ends.
+
+    Args:
+        at: Address and port; port 0 takes a free one.
+
+    Raises:
+        RunError: The port is taken, or the address is not of this machine.
+    """
+    address, port = _address(at)
+    return _serve(socket.gethostname(), [address], port)
+
+
+def reach_job(at: str, timeout_s: float) -> Store:
+    """Return a connection to the store of a job.
+
+    Raises:
+        RunError: It is not reached in time.
+    """
+    address, port = _address(at)
+    silence = f"the store of the job at {at} does not answer within {timeout_s:g} s"
+    advice = f"see that `python -m real RUN --meet {at}` runs there, and that {address} is reachable from here"
+    try:
+        return bounded(lambda: _client(address, port, timeout_s), timeout_s, lambda: f"{silence}; {advice}")
+    except RunError:
+        raise
+    except RuntimeError as error:
+        raise RunError(f"{silence} ({_first_line(error)}); {advice}") from error
+
+
+def _address(at: str) -> tuple[str, int]:
+    """Return the parts of HOST:PORT."""
+    address, _, port = at.rpartition(":")
+    if not address or not port.isdecimal() or int(port) >= 2**16:
+        raise RunError(f"--meet {at}: write HOST:PORT, e.g. node0:29400")
+    return address, int(port)
+
+
 def _me(here: RankPlace) -> str:
     return f"rank {here.rank} ({socket.gethostname()})"
 

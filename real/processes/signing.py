@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from simdist.errors import RunError
+
 _SIGNATURE_NBYTES = 64  # hexadecimal
 
 
@@ -31,6 +33,22 @@ class SignedStore:
     def set(self, key: str, text: str) -> None:
         """Write a text."""
         self.store.set(self._name(key), self._sign("value", key, text) + text)
+
+    def propose(self, key: str, text: str) -> str:
+        """Write a text unless there is one, and return the one that is there then.
+
+        Raises:
+            RunError: It is not signed.
+        """
+        name = self._name(key)
+        found = self._verified(key, self.store.compare_set(name, "", self._sign("value", key, text) + text))
+        if found is None:
+            raise RunError(f"the store has an unsigned value of {key!r}: another program writes to it")
+        return found
+
+    def get(self, key: str) -> str | None:
+        """Return a text; None if there is none, or an unsigned one."""
+        return self.multi_get([key])[0] if self.check(key) else None
 
     def check(self, key: str) -> bool:
         """Return whether a key exists; `multi_get` checks its signature."""

@@ -1,9 +1,8 @@
 """Programs, which perform the computation of a training job for a plan; and feeds, which read its batches."""
 
 import abc
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import IO, Any, TypeAlias
+from typing import IO, TypeAlias
 
 import torch
 from torch import Tensor
@@ -53,19 +52,6 @@ def normalised(images: Tensor, shape: torch.Size, device: torch.device, dtype: t
     return there.to(dtype).sub_(_MEAN).div_(_DEVIATION)
 
 
-def on_host(state: Any) -> Any:
-    """Return nested dicts, lists and tuples with copies of their tensors in host memory; nothing else is copied."""
-    match state:
-        case Tensor():
-            return state.detach().to("cpu", copy=True)
-        case dict() if type(state) in (dict, OrderedDict):  # subclasses, such as Counter, contain no tensors
-            return {key: on_host(value) for key, value in state.items()}
-        case list() | tuple() if type(state) in (list, tuple):
-            return type(state)(map(on_host, state))
-        case _:
-            return state
-
-
 class Program(abc.ABC):
     """Performs the operations of a plan that compute, load and save, when the executor calls it.
 
@@ -103,3 +89,10 @@ class Program(abc.ABC):
             complete: Call it once for each bucket, in that order, as soon as its gradients are ready. It may block, and
                 may perform other operations.
         """
+
+    def state(self) -> Tensor:
+        """Return all that another rank needs to go on as this one does, uint8 `[nbytes]`, between two steps."""
+        return torch.empty(0, dtype=torch.uint8)
+
+    def take_state(self, state: Tensor) -> None:  # noqa: B027  (there is none)
+        """Go on as the rank that `state` is from."""

@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
+import torch
+from torch import Tensor
+
 from real.programs.base import Computation, Feed, Program
 from real.recording.timing import sleep_s
 from simdist.errors import RunError
@@ -30,6 +33,7 @@ class EmulatedProgram(Program):
         load_s: (load, number) -> seconds, for loads that are not in `seconds` because their durations differ.
         feed: Reads data instead of sleeping.
         save: Writes the checkpoint of a step instead of sleeping.
+        state_nbytes: Size of the state that another rank would need.
     """
 
     seconds: Mapping[ops.Op, float]
@@ -39,6 +43,7 @@ class EmulatedProgram(Program):
     load_s: Callable[[ops.Load, int], float] | None = None
     feed: Feed | None = None
     save: Callable[[ops.Save, int], None] | None = None
+    state_nbytes: int = 0
 
     def load(self, op: ops.Load, number: int) -> None:
         """Read the batch, or sleep for the undisturbed duration of the load."""
@@ -80,6 +85,10 @@ class EmulatedProgram(Program):
         for bucket in buckets:
             self.compute(self.seconds[bucket])
             complete()
+
+    def state(self) -> Tensor:
+        """Return as many bytes as the state would have."""
+        return torch.zeros(self.state_nbytes, dtype=torch.uint8)
 
     def _seconds_of(self, op: ops.Op) -> float:
         seconds = self.seconds.get(op)

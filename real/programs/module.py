@@ -1,5 +1,6 @@
 """Programs for any model with a user's loss, optimiser and batches: alone, or within the user's training loop."""
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -9,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from real.buffers import transforms
-from real.buffers.memory import Memory
-from real.programs.base import Batch, Computation, Feed, Program, WriteFile, on_host
+from real.buffers.memory import Memory, on_host
+from real.checkpoints.rank_state import SHARED_SECTIONS, RankState
+from real.programs.base import Batch, Computation, Feed, Program, WriteFile
 from real.programs.batches import PassBatches
 from real.programs.binding import Binding, trained_parameters
 from real.programs.optimizers import MakeOptimizer, Outer, Rating, nesterov, takes_ratios
@@ -18,6 +20,7 @@ from real.programs.sharing import shared_update
 from real.programs.units import UnitHooks
 from simdist.errors import PlanError, RunError
 from simdist.plan import Plan, ops
+from simdist.plan.liveness import carried_buffers
 
 
 @final
@@ -102,6 +105,30 @@ class ModuleProgram(Program):
         """Take the state in a checkpoint that the plan has written."""
         self._saves.restore(content)
 
+    def state(self) -> Tensor:
+        """Return parameters, optimizers, and the buffers of the plan that a step passes to later ones."""
+        state = self._rank_state()
+        file = io.BytesIO()
+        torch.save({section: state.pack(section) for section in SHARED_SECTIONS}, file)
+        return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
+
+    def take_state(self, state: Tensor) -> None:
+        """Take these."""
+        packed = torch.load(io.BytesIO(state.numpy().data), weights_only=True)
+        for section in SHARED_SECTIONS:
+            self._rank_state().restore(section, packed[section])
+
+    def _rank_state(self) -> RankState:
+        carried = {name: self._memory.tensors(name) for name in carried_buffers(self._plan) if name in self._memory}
+        return RankState(
+            self._module,
+            self._updates.inner,
+            carried,
+            self._memory.device,
+            updating=self._updates.state,
+            outer=self._updates.outer.optimizer,
+        )
+
     def load(self, op: ops.Load, number: int) -> None:
         """Read or make batch `number` of the data, on the host."""
         self._batches.load(op, number)
@@ -181,6 +208,7 @@ class _Updates:
         rating: Computes trust ratios.
         outer: The outer optimizer.
         state: Has the state of the optimizer.
+        inner: The optimizer.
     """
 
     def __init__(
@@ -196,7 +224,7 @@ class _Updates:
     ) -> None:
         self._module = module
         self._binding = binding
-        self._optimizer = optimizer
+        self.inner = optimizer
         self._max_norm = max_norm
         self.rating = Rating(plan, binding, optimizer, memory, rank)
         self._shared = shared_update(plan, binding, optimizer, memory, rank)
@@ -217,7 +245,7 @@ class _Updates:
             self.rating.give(op)
             if self._max_norm is not None:
                 nn.utils.clip_grad_norm_(trained_parameters(self._module), self._max_norm)
-            self._optimizer.step()
+            self.inner.step()
 
 
 @final

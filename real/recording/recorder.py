@@ -64,16 +64,17 @@ class Recorder:
     Args:
         plan: The plan that is executed.
         path: The file to write; None keeps times in memory.
+        known_s: Times to begin with, from an earlier process of the rank; none by default.
 
     Raises:
         RunError: The file cannot be written.
     """
 
-    def __init__(self, plan: Plan, path: Path | None = None) -> None:
+    def __init__(self, plan: Plan, path: Path | None = None, known_s: NDArray[np.float64] | None = None) -> None:
         self.path = path
         shape = (3, plan.n_instances)
-        unknown: NDArray[np.float64] = np.full(shape, np.nan)
-        self.times_s = unknown if path is None else memmap(path, unknown)
+        begin_s: NDArray[np.float64] = np.full(shape, np.nan) if known_s is None else known_s
+        self.times_s = begin_s if path is None else memmap(path, begin_s)
         self._ready_s, self._start_s, self._end_s = self.times_s
 
     def begin(self, index: int, at_s: float) -> None:
@@ -150,7 +151,7 @@ def gather_trace(
     times_s = np.empty((3, plan.n_instances, plan.world_size))
     for other, theirs in enumerate(gather_to_first(mine, group=group)):
         times_s[:, :, other] = theirs.numpy()
-    return None if rank else _trace_of(plan, times_s, source, late or {})
+    return None if rank else trace_of(plan, times_s, source, late or {})
 
 
 def salvage(folder: Path, plan: Plan) -> Trace | None:
@@ -161,19 +162,19 @@ def salvage(folder: Path, plan: Plan) -> Trace | None:
     """
     if not folder.is_dir():
         return None
-    times_s = np.stack([_left_by(rank, folder, plan) for rank in range(plan.world_size)], axis=2)
-    return _salvaged(plan, times_s)
+    times_s = np.stack([left_by(rank, folder, plan) for rank in range(plan.world_size)], axis=2)
+    return salvaged_trace(plan, times_s)
 
 
 def gather_salvaged(folder: Path, plan: Plan, *, group: dist.ProcessGroup | None = None) -> Trace | None:
     """Do as `salvage` with the times that each rank finds on its own machine; all take part, rank 0 gets the trace."""
     rank = dist.get_rank()
-    mine = torch.from_numpy(_left_by(rank, folder, plan))
+    mine = torch.from_numpy(left_by(rank, folder, plan))
     times_s = [theirs.numpy() for theirs in gather_to_first(mine, group=group)]
-    return None if rank else _salvaged(plan, np.stack(times_s, axis=2))
+    return None if rank else salvaged_trace(plan, np.stack(times_s, axis=2))
 
 
-def _left_by(rank: int, folder: Path, plan: Plan) -> NDArray[np.float64]:
+def left_by(rank: int, folder: Path, plan: Plan) -> NDArray[np.float64]:
     """Return the times that a rank has left, `[3, n_instances]`; NaN if there are none, or those of another plan."""
     unknown: NDArray[np.float64] = np.full((3, plan.n_instances), np.nan)
     path = part_path(folder, rank)
@@ -185,12 +186,13 @@ def _left_by(rank: int, folder: Path, plan: Plan) -> NDArray[np.float64]:
     return to_common_s(times_s, start_s=part.start_s) if part.digest == plan.digest() else unknown
 
 
-def _salvaged(plan: Plan, times_s: NDArray[np.float64]) -> Trace | None:
+def salvaged_trace(plan: Plan, times_s: NDArray[np.float64]) -> Trace | None:
+    """Return the trace of what ranks have left, float64 `[3, n_instances, world_size]`; None if that is nothing."""
     times_s[:, np.isnan(times_s[2])] = np.nan  # instances that began but did not end count as not run
-    return None if np.isnan(times_s).all() else _trace_of(plan, times_s, "real, ended early")
+    return None if np.isnan(times_s).all() else trace_of(plan, times_s, "real, ended early")
 
 
-def _trace_of(
+def trace_of(
     plan: Plan, times_s: NDArray[np.float64], source: str, late: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 ) -> Trace:
     """Return the trace of times in common time, float64 `[3, n_instances, world_size]`."""

@@ -18,7 +18,7 @@ from simdist.plan.plan import Plan
 
 FailureKind: TypeAlias = Literal["gone", "lost", "hang", "planned", "pause", "slow"]
 ENDING: tuple[FailureKind, ...] = ("gone", "lost", "hang", "planned")
-"""Kinds of failures that end an attempt."""
+"""Kinds of failures that end processes."""
 _FORMAT = "simdist-failures-1"
 
 
@@ -31,12 +31,13 @@ class StepFailure:
         step: Step at whose start it strikes.
         ranks: Ranks that it strikes.
         kind (str): `gone`: the processes end without a word. `lost`: so do their nodes. `hang`: they live and take no
-            further part, until a time-out finds them. `planned`: all ranks write a checkpoint, then they end. `pause`:
-            the links of their nodes carry nothing for a while, or else they take no part. `slow`: from then on they
-            pause at the start of each step of the attempt.
+            further part, until a time-out finds them. `planned`: they end as announced; unless others go on,
+            all write a checkpoint before. `pause`: the links of their nodes carry nothing for a while, or else they
+            take no part. `slow`: from then on they pause at the start of each step of the attempt.
         pause_s: Length of a pause.
         resume_before: Checkpoints of this step and later ones are not used after it: silent corruption since then.
             None: all are.
+        others_go_on: The other ranks go on without them, until they are back. Otherwise all ranks start again.
     """
 
     attempt: int
@@ -45,11 +46,12 @@ class StepFailure:
     kind: FailureKind
     pause_s: float = 0.0
     resume_before: int | None = None
+    others_go_on: bool = False
 
     @property
     def ends_attempt(self) -> bool:
         """Whether the job has to start again."""
-        return self.kind in ENDING
+        return self.kind in ENDING and not self.others_go_on
 
 
 _FAILURES = TypeAdapter(tuple[StepFailure, ...])
@@ -100,6 +102,8 @@ def check_step_failures(plan: Plan, failures: Sequence[StepFailure]) -> None:
             raise PlanError(f"{where}: ranks {list(each.ranks)}: name some of 0 to {plan.world_size - 1}")
         if each.attempt != n_ended:
             raise PlanError(f"{where}: attempt {each.attempt}: {n_ended} failures before it end an attempt")
+        if each.others_go_on and len(set(each.ranks)) == plan.world_size:
+            raise PlanError(f"{where}: others_go_on: it strikes all ranks: name fewer, or write false")
         if each.kind in ("pause", "slow") and not 0 < each.pause_s < float("inf"):
             raise PlanError(f"{where}: pause_s {each.pause_s}: write seconds above 0")
         n_ended += each.ends_attempt

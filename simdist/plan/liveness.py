@@ -16,7 +16,7 @@ before the first step are in use throughout. `Wait` looks at no contents.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from simdist.plan.ops import Op, Wait, lane_of, reads, writes
+from simdist.plan.ops import Op, Optimize, Wait, lane_of, reads, writes
 from simdist.plan.plan import Buffer, Plan
 
 
@@ -73,3 +73,16 @@ def uses(op: Op) -> list[tuple[str, bool]]:
         return []
     read = reads(op)
     return [(name, name not in read) for name in dict.fromkeys(read + writes(op))]
+
+
+def carried_buffers(plan: Plan) -> tuple[str, ...]:
+    """Return the buffers, without parameters, that some step reads before it writes them."""
+    updates = (op for body in plan.bodies for op in body if isinstance(op, Optimize) and op.optimizer == "inner")
+    parameters = {name for op in updates for name in op.params}
+    carried: dict[str, None] = {}
+    for body in plan.bodies:
+        written: set[str] = set()
+        for op in body:
+            carried.update(dict.fromkeys(name for name in reads(op) if name not in written))
+            written.update(writes(op))
+    return tuple(name for name in carried if name not in parameters)

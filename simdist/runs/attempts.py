@@ -11,7 +11,7 @@ one that is lost, failures wait for the end of it.
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias, get_args
@@ -97,13 +97,31 @@ class Strike:
         failure: It.
         attempt: Number of the attempt, from 0.
         step: Steps that are done.
-        resume: Steps of the file that the next attempt resumes from; None if this one goes on.
+        resume: Steps of the file that the next attempt resumes from; None if this one goes on. If replicas leave: the
+            steps with their part in them, if that was announced.
+        leaves: The replicas that it hits leave, and the others go on.
     """
 
     failure: Failure
     attempt: int
     step: int
     resume: int | None
+    leaves: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaAbsence:
+    """A stretch of steps that count without a replica.
+
+    Args:
+        replica: It.
+        first_step: The first of them.
+        last_step: The step at which it is back, or the job or its attempt ends.
+    """
+
+    replica: int
+    first_step: int
+    last_step: int
 
 
 @dataclass(slots=True)
@@ -133,6 +151,7 @@ class Goodput:
         n_attempts: Starts of all ranks.
         gave_up: Whether the job ended because no try to start it again succeeded, or because 1,000 failures in a row
             left no newer file.
+        absences: Stretches of steps without a replica, in the order of their ends.
     """
 
     seconds: _Seconds
@@ -143,6 +162,7 @@ class Goodput:
     n_repeated: int
     n_attempts: int
     gave_up: bool
+    absences: tuple[ReplicaAbsence, ...] = ()
 
     @property
     def goodput(self) -> float:
@@ -261,6 +281,8 @@ class _Run:
     flaps: dict[int, list[float]] = field(default_factory=dict)
     corrupt: list[tuple[Failure, int, int]] = field(default_factory=list)
     absent: dict[int, int] = field(default_factory=dict)
+    absent_from: dict[int, int] = field(default_factory=dict)
+    absences: list[ReplicaAbsence] = field(default_factory=list)
     to_replace: list[Failure] = field(default_factory=list)
     all_there_s: float = 0.0
     n_timers: int = 0
@@ -488,6 +510,7 @@ class _Run:
         self._charge(failure, "wasted_progress", self.steps.go_back(resume))
         self.n_repeated += n_done - resume
         self.corrupt = [each for each in self.corrupt if each[1] < resume]
+        self._end_absences(self.absent, n_done)
         self.absent.clear()
         self._set_pace()
         self.n_in_vain = 0 if resume > self.most_resumed else self.n_in_vain + 1
@@ -507,11 +530,15 @@ class _Run:
     def _starting(self, failure: Failure) -> Iterator[TimedPart]:
         """Yield the parts from the moment when all nodes are there."""
         recovery = self.failures.recovery
-        files = self.job.checkpoints
-        load_s = recovery.load_s if recovery.load_s is not None else files.load_s if files else 0.0
-        starting = parts_of.starting(recovery, self.job.n_ranks, load_s if self.steps.done else 0.0)
+        starting = parts_of.starting(recovery, self.job.n_ranks, self._load_s() if self.steps.done else 0.0)
         yield from parts_of.tried(recovery, starting, failure, self.chances)
         yield parts_of.warming_up(recovery)
+
+    def _load_s(self) -> float:
+        """Return how long ranks take to get the state that they go on from."""
+        files = self.job.checkpoints
+        stated_s = self.failures.recovery.load_s
+        return stated_s if stated_s is not None else files.load_s if files else 0.0
 
     def _replaced(self, failure: Failure) -> float:
         """Replace nodes if a failure asks for it; return the seconds until all nodes are there."""
@@ -615,27 +642,32 @@ class _Run:
         if n_attempts is None:
             self.at_step(self._next_average(), partial(self._leave_at_average, failure, self.n_attempts))
         elif n_attempts == self.n_attempts and self._others_go_on(failure):
-            self._return_later(failure)
+            self._strike_leaving(failure, self.steps.done)
+            self._return_later(failure, self.steps.done)
             self._set_pace()
             self._pause(failure, *self._connecting())
 
     def _leave(self, failure: Failure) -> None:
-        """Lose replicas at once; the others notice it in the step, or at the next average if that is later."""
+        """Lose replicas at once; the others notice it at the next average, or later, and then average without them."""
         steps = self.steps
         n_leaving = len([each for each in self._replicas(failure) if each not in self.absent])
         _, unnoticed_s = parts_of.finding(self.failures, failure)[0]
         noticed_s = steps.now_s + unnoticed_s
-        if self.job.average_every == 1:
-            self._charge(failure, "wasted_progress", steps.lose_part())
-        self._return_later(failure)
+        every = self.job.average_every
+        begin = max(steps.done // every * every, self.first_step)
         if n_leaving:
-            every = self.job.average_every
-            begin = max(steps.done // every * every, self.first_step)
+            self._strike_leaving(failure, None)
+        self._return_later(failure, begin)
+        if n_leaving:
             self._set_pace(lost_samples=(steps.position - begin) * n_leaving / self.job.n_replicas)
-            self.at_step(self._next_average(), partial(self._form_again, failure, noticed_s, self.n_attempts))
+            next_average = math.floor(steps.position / every) * every + every
+            self.at_step(next_average, partial(self._form_again, failure, noticed_s, self.n_attempts))
+
+    def _strike_leaving(self, failure: Failure, resume: int | None) -> None:
+        self.observe_strikes(Strike(failure, self.n_attempts - 1, self.steps.done, resume, leaves=True))
 
     def _next_average(self) -> int:
-        """Return the step after which replicas meet next."""
+        """Return the step after which replicas meet next; the present one if they meet now."""
         every = self.job.average_every
         return math.ceil(self.steps.position / every) * every
 
@@ -656,16 +688,23 @@ class _Run:
         if seconds > 0:
             self._spend(failure, category, min(self.steps.now_s + seconds, self.horizon_s))
 
-    def _return_later(self, failure: Failure) -> None:
-        """Begin the recovery of the replicas that a failure hit, beside the training of the others."""
-        there_s = math.fsum(seconds for _, seconds in parts_of.finding(self.failures, failure)) + self._replaced(
-            failure
-        )
+    def _return_later(self, failure: Failure, first_step: int) -> None:
+        """Begin the recovery of the replicas that a failure hit, beside the training of the others.
+
+        Args:
+            failure: It.
+            first_step: The first step that counts without them.
+        """
+        recovery = self.failures.recovery
+        finding_s = math.fsum(seconds for _, seconds in parts_of.finding(self.failures, failure))
+        there_s = finding_s + self._replaced(failure)
         self.all_there_s = max(self.all_there_s, self.steps.now_s + there_s)
-        seconds = there_s + math.fsum(of_part_s for _, of_part_s in self._starting(failure))
+        starting = [parts_of.starting(recovery, self.job.n_ranks, 0.0)[0], parts_of.warming_up(recovery)]
+        seconds = there_s + math.fsum(s for _, s in parts_of.tried(recovery, starting, failure, self.chances))
         self.n_timers += 1
         for each in self._replicas(failure):
             self.absent[each] = self.n_timers
+            self.absent_from.setdefault(each, first_step)
         if seconds < math.inf:
             self.after(self.steps.now_s + seconds, partial(self._is_ready, failure, self.n_timers))
 
@@ -675,12 +714,19 @@ class _Run:
             self.at_step(self._next_average(), partial(self._join, failure, token))
 
     def _join(self, failure: Failure, token: int) -> None:
-        """Take replicas back."""
+        """Take replicas back, which get the state of the others while these wait."""
         if token not in self.absent.values():
             return
+        self._end_absences([each for each, of_each in self.absent.items() if of_each == token], self.steps.done)
         self.absent = {each: of_each for each, of_each in self.absent.items() if of_each != token}
         self._pause(failure, *self._connecting())
+        self._pause(failure, "checkpoint_restore", self._load_s())
         self._set_pace()
+
+    def _end_absences(self, replicas: Iterable[int], step: int) -> None:
+        """Note for how long replicas were absent."""
+        for each in replicas:
+            self.absences.append(ReplicaAbsence(each, self.absent_from.pop(each), step))
 
     # ---------------------------------------------------------------- pace and result
 
@@ -726,6 +772,7 @@ class _Run:
         calm_s = self.job.step_s if self.job.calm_step_s is None else self.job.calm_step_s
         kept_s, samples = steps.stretches[-1].at(steps.position)
         self._charge_slow_steps()
+        self._end_absences(self.absent, steps.done)
         seconds: _Seconds = dict.fromkeys(CATEGORIES, 0.0)
         for into in (self.own_s, *(each.seconds for each in self.losses)):
             for category, of_category_s in into.items():
@@ -743,6 +790,7 @@ class _Run:
             n_repeated=self.n_repeated,
             n_attempts=self.n_attempts,
             gave_up=self.gave_up,
+            absences=tuple(self.absences),
         )
 
     def _charge_slow_steps(self) -> None:

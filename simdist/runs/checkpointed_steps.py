@@ -177,13 +177,6 @@ class CheckpointedSteps:
             self.stretches.pop()
         return before_s - self._begin_at(n_steps)
 
-    def lose_part(self) -> float:
-        """Begin the step in progress anew, and return the seconds that it has taken."""
-        before_s, _ = self.stretches[-1].at(self.position)
-        while self.stretches[-1].begin > self.done:
-            self.stretches.pop()
-        return before_s - self._begin_at(self.done)
-
     def forget_files(self) -> None:
         """Lose all files."""
         self._usable = None

@@ -39,7 +39,7 @@ from simdist.plan import Channel, Plan
 from simdist.plan.check import check
 from simdist.plan.delays import Delays, check_delays, delay_shapes
 from simdist.plan.failures import StepFailure, dump_step_failures, read_step_failures
-from simdist.plan.only_simulated import only_simulated
+from simdist.plan.only_simulated import only_restarts, only_simulated
 from simdist.scenario import Recorded, Scenario
 from simdist.scenario.disturbances import read_recorded
 from simdist.scenario.links import LinkRecorded
@@ -100,17 +100,19 @@ class RunDirectory:
                 f"them; remove `actors`, or leave this run out"
             )
         failures = self.scenario.failures
-        if failures and failures.on_failure == "continue":
-            return (
-                "failures.on_failure: continue can be simulated only: torchrun starts all ranks again; write restart, "
-                "or leave this run out"
-            )
+        if failures and failures.on_failure == "continue" and (reason := only_restarts(self.plan)):
+            return reason
         if failures and failures.recovery.state == "replica":
             return (
                 "failures.recovery.state: replica can be simulated only: ranks go on from files; write checkpoint, or "
                 "leave this run out"
             )
         return only_simulated(self.plan)
+
+    @property
+    def others_go_on(self) -> bool:
+        """Whether ranks go on when others fail, until these are back."""
+        return self.scenario.failures is not None and self.scenario.failures.on_failure == "continue"
 
 
 def find(path: Path) -> list[Path]:

@@ -14,6 +14,7 @@ from simdist.plan import Plan, ops
 from simdist.plan.delays import Delays
 from simdist.plan.failures import FailureKind, StepFailure
 from simdist.runs.attempts import Attempt, Goodput, LongJob, Strike, attempts
+from simdist.runs.building import job as job_shape
 from simdist.runs.building import live_of
 from simdist.runs.checkpointed_steps import Checkpoints
 from simdist.runs.failing_job import ranks_per_replica, slowed_by_link
@@ -56,7 +57,7 @@ def step_failures(scenario: Scenario, plan: Plan, costs: Costs, delays: Delays) 
     if failures is None:
         return ()
     timeless = all(each.at_steps and each.effect in ("process", "node", "hang") for each in failures.causes)
-    if timeless:
+    if timeless and failures.on_failure != "continue":
         return _suffer(scenario, failures, plan, None).failures
     simulated = run(plan, costs, delays, observe=WholeTrace(), live=live_of(scenario, costs))
     return _suffer(scenario, failures, plan, times_of_steps(simulated)).failures
@@ -87,6 +88,7 @@ def _suffer(scenario: Scenario, failures: Failures, plan: Plan, times: TimesOfSt
         n_nodes=cluster.nodes,
         gpus_per_node=cluster.gpus_per_node,
         ranks_per_replica=ranks_per_replica(scenario.schedules[0], cluster.world_size),
+        average_every=len(scenario.schedules[0].cycle(job_shape(scenario))),
         checkpoints=_checkpoints(scenario, plan, times),
         slowed={
             each.cause: slowed_by_link(scenario, scenario.schedules[0], each)
@@ -118,7 +120,9 @@ def _step_failure(strike: Strike, failures: Failures, job: LongJob, step_s: floa
     kind = _KINDS.get(cause.effect, "gone")
     seconds = 0.0
     resume_before = None
-    if strike.resume is None:
+    if strike.leaves:
+        kind = kind if strike.resume is None else "planned"
+    elif strike.resume is None:
         kind = "slow" if cause.effect == "slow" else "pause"
         seconds = (cause.factor or 1.0) * step_s - step_s if kind == "slow" else cause.lasts_s or 0.0
     elif cause.effect in ("slow", "planned") or (cause.effect == "flap" and strike.resume == strike.step):
@@ -126,4 +130,4 @@ def _step_failure(strike: Strike, failures: Failures, job: LongJob, step_s: floa
         ranks = tuple(range(job.n_ranks))
     elif cause.effect == "corruption":
         resume_before = strike.resume + 1
-    return StepFailure(strike.attempt, strike.step, ranks, kind, seconds, resume_before)
+    return StepFailure(strike.attempt, strike.step, ranks, kind, seconds, resume_before, others_go_on=strike.leaves)

@@ -202,7 +202,7 @@ def validate(real: Trace, simulated: Trace, delays: Delays, costs: Costs | None 
     if n_steps == 0:
         raise TraceError(f"trace of {real.plan.name} ({real.source}): no step was finished by all ranks: run it again")
     real, simulated = (only_steps(trace, range(n_steps)) for trace in (real, simulated))
-    if real.real_rank is not None:
+    if real.real_rank is not None or real.absent:
         simulated = _where_real(simulated, real)
     held = [find_held(trace, costs) if costs and trace.links else None for trace in (simulated, real)]
     both = zip((simulated, real), held, strict=True)
@@ -264,13 +264,16 @@ def corrected(run: RunDirectory, machines: Calibrated | None, real: Trace) -> tu
 
 
 def finished_steps(trace: Trace) -> int:
-    """Return how many steps, from the first, every real rank finished; loads and saves do not count."""
-    finished = np.ones(trace.plan.n_steps, dtype=np.bool_)
+    """Return how many steps, from the first, every real rank finished that was there; loads and saves do not count."""
+    finished = np.ones((trace.plan.n_steps, trace.plan.world_size), dtype=np.bool_)
     ranks = slice(None) if trace.real_rank is None else [trace.real_rank]
     for each in occurrences(trace.plan):
         if lane_of(each.op).kind not in ("io", "save"):
-            finished[each.steps] &= np.isfinite(trace.end_s[each.rows][:, ranks]).all(axis=1)
-    return int(np.logical_and.accumulate(finished).sum())
+            finished[each.steps] &= np.isfinite(trace.end_s[each.rows])
+    for rank, stretches in trace.absent.items():
+        for first, last in stretches:
+            finished[first:last, rank] = True
+    return int(np.logical_and.accumulate(finished[:, ranks].all(axis=1)).sum())
 
 
 def _where_real(simulated: Trace, real: Trace) -> Trace:

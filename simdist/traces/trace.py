@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,7 @@ _FORMAT = "simdist-trace-1"
 #: The arrays of a trace.
 TIMES_OF_TRACE = ("ready_s", "start_s", "end_s")
 _CheckedT = TypeVar("_CheckedT")
+_Absent: TypeAlias = Mapping[int, tuple[tuple[int, int], ...]]
 _WRITERS = "`simdist simulate -o RUN` writes one, `torchrun ... -m real RUN` a measured one"
 
 
@@ -55,6 +56,7 @@ class Trace:
         late: Row -> late ranks. For an all-reduce that drops late ranks, these are the dropped ranks. For an `Enter`,
             these are the ranks that sat the step out because the others had completed it.
         real_rank: The only real rank, if its peers were simulated. They have times in its collectives only.
+        absent: Rank -> stretches of steps, first and last, that the others performed without it.
     """
 
     plan: Plan
@@ -66,6 +68,7 @@ class Trace:
     links: LinkTable = field(default_factory=dict)
     late: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     real_rank: int | None = None
+    absent: _Absent = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, array in zip(TIMES_OF_TRACE, (self.ready_s, self.start_s, self.end_s), strict=True):
@@ -97,7 +100,8 @@ class Trace:
                 `run` (unique name of a measurement), `links` (of misbehaving links: time from which, share of the rate
                 that is left, flows of other jobs), `late` (of dropped ranks: row of an all-reduce -> ranks that were
                 too late, row of an `enter` -> ranks that sat the step out), `real_rank` (the only real rank among
-                simulated peers) and `plan` (as in `plan.json`).
+                simulated peers), `absent` (rank -> stretches of steps that others performed without it, the last step
+                excluded) and `plan` (as in `plan.json`).
             ready_s, start_s, end_s (float64 [instances, world_size]): The host, the stream and buffers are ready for
                 it; it began (a collective when its last member is ready); it ended.
         """
@@ -106,7 +110,9 @@ class Trace:
 
         late = {str(row): ranks for row, ranks in sorted(self.late.items())}
         only = {} if self.real_rank is None else {"real_rank": self.real_rank}
-        some = {key: value for key, value in (("run", self.run), ("links", self.links), ("late", late)) if value} | only
+        absent = {str(rank): steps for rank, steps in sorted(self.absent.items())}
+        named = (("run", self.run), ("links", self.links), ("late", late), ("absent", absent))
+        some = {key: value for key, value in named if value} | only
         write_with_header(path, {"format": _FORMAT, "source": self.source, **some, "plan": dumps(self.plan)}, arrays)
 
     @classmethod
@@ -120,19 +126,20 @@ class Trace:
 
         def check(
             header: dict[str, object], declared: Mapping[str, Declared]
-        ) -> tuple[Plan, str, str, LinkTable, Mapping[int, tuple[int, ...]], int | None]:
+        ) -> tuple[Plan, str, str, LinkTable, Mapping[int, tuple[int, ...]], int | None, _Absent]:
             plan = loads(str(header.get("plan")), name="plan")
             for name, found in declared.items():
                 _check_shape(plan, name, found)
             links = read_links(header.get("links", {}))
             late = _read_late(header.get("late", {}), plan)
             real_rank = _read_rank(header.get("real_rank"), plan)
-            return plan, str(header.get("source")), str(header.get("run", "")), links, late, real_rank
+            absent = _read_absent(header.get("absent", {}), plan)
+            return plan, str(header.get("source")), str(header.get("run", "")), links, late, real_rank, absent
 
-        (plan, source, run, links, late, real_rank), (ready_s, start_s, end_s) = read_with_header(
+        (plan, source, run, links, late, real_rank, absent), (ready_s, start_s, end_s) = read_with_header(
             path, _FORMAT, TIMES_OF_TRACE, check, what="a trace", hint=_WRITERS
         )
-        trace = cls(plan, ready_s, start_s, end_s, source, run, links, late, real_rank)
+        trace = cls(plan, ready_s, start_s, end_s, source, run, links, late, real_rank, absent)
         if problem := trace._disorder():
             raise TraceError(f"{path}: {problem}")
         return trace
@@ -239,6 +246,21 @@ def _read_late(raw: object, plan: Plan) -> dict[int, tuple[int, ...]]:
     except (AttributeError, TypeError, ValueError):
         pass
     raise TraceError("`late` is no table of the plan's all-reduces and the ranks that were late there")
+
+
+def _read_absent(raw: object, plan: Plan) -> _Absent:
+    """Read the ranks that were absent."""
+    try:
+        absent = {
+            int(rank): tuple((int(first), int(last)) for first, last in steps)
+            for rank, steps in raw.items()  # type: ignore[attr-defined]
+        }
+        stretches = [each for steps in absent.values() for each in steps]
+        if absent.keys() <= {*range(plan.world_size)} and all(0 <= a <= b <= plan.n_steps for a, b in stretches):
+            return absent
+    except (AttributeError, TypeError, ValueError):
+        pass
+    raise TraceError("`absent` is no table of ranks and of the steps that they were absent from")
 
 
 def _read_rank(raw: object, plan: Plan) -> int | None:

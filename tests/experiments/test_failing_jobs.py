@@ -24,6 +24,8 @@ def test_total_times_are_near_and_repeated_steps_exact() -> None:
     assert statistics.median(errors) <= 0.05
     assert max(errors) <= 0.10
     assert [each.measured_attempts for each in found] == [each.predicted_attempts for each in found]
+    assert sum(each.n_losses for each in found) > 5000
+    assert sum(each.n_other_losses for each in found) == 0
     for each in found:
         assert 1 <= len(each.failures) <= 4
         for side, total_s in enumerate((each.predicted_s, each.measured_s)):
@@ -35,4 +37,5 @@ def test_a_job_fails_and_goes_on(tmp_path) -> None:
     pytest.importorskip("torch")
     (found,) = run.measure(tiny=True, keep=tmp_path)
     assert found.measured_attempts == found.predicted_attempts == ((0, 7), (5, 12))
-    assert found.categories["wasted_progress"][1] > 2 * 0.6
+    assert found.categories["wasted_progress"][1] > 2 * 0.3
+    assert (found.n_losses, found.n_other_losses) == (24, 0)

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from real.buffers.memory import Memory
-from real.checkpoints.rank_state import carried_buffers
 from real.programs.binding import Binding, GradientBuckets, left_to_autograd, trained_parameters
 from simdist.errors import RunError
 from simdist.plan import Backward
+from simdist.plan.liveness import carried_buffers
 from simdist.schedules import FSDP, Job, Sync
 from simdist.schedules.units import ModelUnit
 

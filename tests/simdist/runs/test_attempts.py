@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from simdist.errors import PlanError, ScenarioError
-from simdist.runs.attempts import CATEGORIES, Attempt, Goodput, LongJob, Strike, attempts
+from simdist.runs.attempts import CATEGORIES, Attempt, Goodput, LongJob, ReplicaAbsence, Strike, attempts
 from simdist.runs.checkpointed_steps import Checkpoints
 from simdist.scenario.failures import Failures
 
@@ -339,17 +339,21 @@ def test_a_bad_node_that_is_replaced_fails_like_the_others() -> None:
 
 
 def test_others_go_on_and_take_the_replica_back() -> None:
-    """4 replicas of 2 ranks. At 100.5 s one is lost: half of a step, detection, new groups. After 40 s it is back."""
+    """4 replicas of 2 ranks. One is lost in step 80. The others end it when they know, 2.5 s later, in new groups.
+
+    After 33 s it is ready again. Then the others form groups with it, and wait while it gets their state.
+    """
     recovery = {"detect": "3 s", "schedule": "10 s", "start": "20 s", "connect": "1 s", "connect_per_rank": "0.5 s"}
     recovery |= {"load": "2 s"}
     failures = failing(at("105.5 s", effect="node"), recovery=recovery, on_failure="continue")
     found = suffered(failures, job(ranks_per_replica=2, checkpoints=Checkpoints(10)))
     start_s = 20.0 + 5.0  # at the begin of the job
-    again_s = 0.5 + 3.0 + (1.0 + 0.5 * 6) + (1.0 + 0.5 * 8)
+    again_s = 2.5 + (1.0 + 0.5 * 6) + (1.0 + 0.5 * 8) + 2.0
     assert found.total_s == 300.0 + start_s + again_s
     assert (found.n_attempts, found.n_repeated, found.n_steps) == (1, 0, 300)
-    back_s = 105.5 + 3.0 + 10.0 + 20.0 + 5.0 + 2.0
-    n_less = math.ceil(back_s - (105.5 + 3.0 + 4.0))  # steps with a replica less: it joins at the end of one
+    back_s = 105.5 + 3.0 + 10.0 + 20.0
+    n_less = 1 + math.ceil(back_s - (108.5 + 4.0))  # steps with a replica less: it joins at the end of one
+    assert found.absences == (ReplicaAbsence(0, 80, 80 + n_less),)
     assert found.seconds["absent_replicas"] == pytest.approx(n_less / 4)
     assert found.n_samples_share == pytest.approx(1 - n_less / 4 / 300)
 

@@ -88,7 +88,7 @@ def test_the_step_in_progress_goes_on_at_another_pace() -> None:
     steps.advance(5.0)
     assert (steps.done, steps.part) == (1, 0.0)
     steps.advance(9.0)
-    assert steps.lose_part() == 4.0
+    assert steps.position == 1.5
 
 
 @pytest.mark.parametrize(("at_s", "closing_s"), [(12.0, 4.0), (12.5, 3.5), (10.5, 2.5), (5.0, 3.0)])

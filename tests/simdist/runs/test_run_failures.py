@@ -108,10 +108,23 @@ def test_other_files_are_refused(tmp_path: Path, content: str) -> None:
         read_step_failures(path, built.plan)
 
 
-@pytest.mark.parametrize("policy", ["on_failure: continue", "recovery: {state: replica}"])
-def test_what_real_ranks_cannot_do_is_only_simulated(policy: str) -> None:
-    text = TEXT.replace("recovery: {timeouts: {collective: 10 s}}", policy)
+@pytest.mark.parametrize(
+    ("policy", "schedule", "reason"),
+    [
+        ("recovery: {state: replica}", "{kind: sync}", "can be simulated only"),
+        ("on_failure: continue", "{kind: fsdp}", "on_failure: continue"),
+        ("on_failure: continue", "{kind: naive_ag}", "real ranks go on without one of them only where"),
+        ("on_failure: continue", "{kind: hierarchical_sgd, levels: {1: 2, 4: world}}", "only where all meet in means"),
+        ("on_failure: continue", "{kind: local_sgd, period: 4, overlap_steps: 2}", "in flight during later steps"),
+        ("on_failure: continue", "{kind: sync}", ""),
+        ("on_failure: continue", "{kind: local_sgd, period: 4, warmup_steps: 3}", ""),
+        ("on_failure: continue", "{kind: diloco, period: 4}", ""),
+    ],
+)
+def test_what_real_ranks_cannot_do_is_only_simulated(policy: str, schedule: str, reason: str) -> None:
+    text = TEXT.replace("recovery: {timeouts: {collective: 10 s}}", policy).replace("{kind: sync}", schedule)
     scenario = loads(text.replace("CAUSES", "{cause: kill, effect: process, at_steps: [15]}"))
     built = build(scenario, scenario.schedules[0])
     run = run_directory.RunDirectory(Path("run"), scenario, built.plan, delays(scenario))
-    assert "can be simulated only" in (run.only_simulated or "")
+    found = run.only_simulated
+    assert found is None if not reason else found and reason in found
