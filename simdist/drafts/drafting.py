@@ -203,7 +203,7 @@ class Draft:
     @property
     def following(self) -> str:
         """Command to run next."""
-        return f"simdist compare {shlex.quote(str(self.output))}"
+        return f"simdist {'goodput' if self.failures else 'compare'} {shlex.quote(str(self.output))}"
 
     def write(self) -> None:
         """Write the file.
@@ -245,7 +245,8 @@ class Draft:
         counted = [self.model.text()] if self.model else []
         calibrated = [each.text() for each in self.calibrations]
         failures = [self.failures.text()] if self.failures else []
-        return "\n\n".join([*counted, *calibrated, *failures, table, f"{doubt}next: {self.following}"])
+        first = "write train_for and checkpoint, then " if self.failures else ""
+        return "\n\n".join([*counted, *calibrated, *failures, table, f"{doubt}next: {first}{self.following}"])
 
 
 def draft(

@@ -49,6 +49,7 @@ def init(capsys, folder: Path, *texts: str) -> tuple[scenario.Scenario, dict[str
         capsys, "init", "--json", "-o", output, "--cluster", "dgx-h100", "--nodes", 2, "--workload", "gpt2", *sources
     )
     assert answer.code == 0, answer.err
+    assert json.loads(answer.out)["next"] == f"simdist goodput {output}"
     return scenario.load(output), json.loads(answer.out)["failures"], output.read_text(encoding="utf-8")
 
 
