@@ -7,7 +7,8 @@
 # **Answer.** With four spare nodes, 95.4 % of the time trains the model at full pace. Failures take 1.7 %, as much as
 # one rank that is a little slow, and checkpoints take 1.1 %. Without spare nodes, 0.2 % less is trained. If the other
 # replicas continue, 1.0 % more is. Local SGD trains 0.8 % less, because nothing hides its averages. Checkpoints every
-# hour are about right. Runs that failed for real took as long as predicted to within 5 %.
+# hour are about right. Jobs that were made to fail took as long as predicted to within 8 %, half of them within
+# 1.4 %.
 #
 # **Source.** [A scenario](../docs/examples/failures.yaml) of 1,024 H100 with the failure rates of
 # [Llama 3](https://arxiv.org/abs/2407.21783), and [runs that really failed](../experiments/failures/README.md).
@@ -170,8 +171,7 @@ figure
 # %% [markdown]
 # *Figure 4. Left: error of the total time of each run; grey: within 5 %. Right: time of all runs that did not train.*
 #
-# **Result.** All totals are within 5 %. Steps that are done again are exact, because the failures are the same. Starts of
-# processes miss most: they took longer on a busy machine.
+# **Result.** All totals are within 8 %, half of them within 1.4 %. Steps that are done again are exact.
 
 # %% [markdown]
 # ## The numbers of the text
@@ -189,9 +189,9 @@ assert abs(among["hsdp-8"] - among["hsdp-8-local-8"]) < 0.1
 near = [point for each, point in zip(hours, curves["spare"], strict=True) if 0.49 < each < 2.01]
 best_h = {policy: hours[int(np.argmax(points))] for policy, points in curves.items()}
 assert abs(best_h["spare"] - 1) < 0.1 < best_h["continue"] - best_h["spare"]
-assert abs(errors).max() < 5
 assert all(run["predicted_attempts"] == run["measured_attempts"] for run in runs)
-assert max(shown, key=lambda each: abs(sums[each][0] - sums[each][1])) == "program_startup"
+half = f"half of them within {np.median(abs(errors)):.1f} %."
+most = f"{np.ceil(abs(errors).max()):.0f} %"
 
 
 def reach(name):
@@ -207,12 +207,12 @@ for phrase in (
     f"Without spare nodes, {-gains['hsdp-8, restart'].mean():.1f} % less is trained.",
     f"replicas continue, {gains['hsdp-8, continue'].mean():.1f} % more is.",
     f"Local SGD trains {-gains['hsdp-8-local-8, spare'].mean():.1f} % less,",
-    "as long as predicted to within 5 %.",
+    f"as long as predicted to within {most}, {half}",
     f"goodput falls to {100 * study.curves[0].points[-1].goodput:.1f} %.",
     f"Replicas that continue gain {reach('hsdp-8, continue')}.",
     f"but surely: {reach('hsdp-8, restart')}.",
     f"Local SGD costs {-steady_gain:.1f} % while nothing fails.",
     f"lose at most {np.ceil(10 * (max(near) - min(near))) / 10:.1f} points.",
-    "All totals are within 5 %.",
+    f"All totals are within {most}, {half}",
 ):
     print(">", phrase)

@@ -64,7 +64,8 @@ class Row:
         least, most = self.published
         published = f"{least:g}" if least == most else f"{least:g} to {most:g}"
         job = f"[{self.what}](scenarios/{self.scenario}.yaml)"
-        return (job, UNITS[self.answer], published, f"{self.simulated:.3g}", f"{self.error:+.0%}", self.remark)
+        simulated = f"{self.simulated:.0f}" if self.simulated >= 100 else f"{self.simulated:.3g}"
+        return (job, UNITS[self.answer], published, simulated, f"{self.error:+.0%}", self.remark)
 
 
 @cache

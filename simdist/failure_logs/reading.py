@@ -86,11 +86,9 @@ def _of_slurm(paths: Sequence[Path]) -> LoggedFailures:
     begins_s: list[float | None] = []
     for path in paths:
         lines = _read(path)
-        if lines and lines[0].lstrip().startswith("{"):
-            found, begin_s = jobs_of_json("".join(lines), str(path))
-        else:
-            found, begin_s = jobs_of_table(lines, str(path)), begin_of(lines, str(path))
-        begins_s.append(begin_s)
+        begins_s.append(begin_of(lines, str(path)))
+        is_json = bool(lines) and lines[0].lstrip().startswith("{")
+        found = jobs_of_json("".join(lines), str(path)) if is_json else jobs_of_table(lines, str(path))
         jobs |= {(job.job_id, job.start_s): job for job in found}  # several logs may have the same
     known_s = [each_s for each_s in begins_s if each_s is not None]
     begin_s = min(known_s) if len(known_s) == len(paths) else None

@@ -357,8 +357,8 @@ def _fits(starts: list[str], ends: list[str], spans: list[str]) -> bool:
     return any(elapsed_s for _, elapsed_s in found) and n_equal > len(found) / 2
 
 
-def jobs_of_json(text: str, name: str) -> tuple[list[SlurmJob], float | None]:
-    """Return the jobs of `sacct --json` that ran, and when the log begins, if the command in it says so.
+def jobs_of_json(text: str, name: str) -> list[SlurmJob]:
+    """Return the jobs of `sacct --json` that ran.
 
     Args:
         text: Of the file.
@@ -368,8 +368,7 @@ def jobs_of_json(text: str, name: str) -> tuple[list[SlurmJob], float | None]:
         ScenarioError: It is damaged.
     """
     try:
-        document = json.loads(text)
-        jobs = document["jobs"]
+        jobs = json.loads(text)["jobs"]
     except (ValueError, RecursionError) as error:
         raise ScenarioError(f"{name}: is no JSON: {error}: write it with sacct --json") from None
     found: list[SlurmJob] = []
@@ -380,18 +379,7 @@ def jobs_of_json(text: str, name: str) -> tuple[list[SlurmJob], float | None]:
             what = f"has no {error.args[0]}" if isinstance(error, KeyError) else str(error)
             raise ScenarioError(f"{name}: jobs[{number}]: {what}: write it with sacct --json") from None
         found += [job] if job else []
-    return found, _begin_of_json(document)
-
-
-def _begin_of_json(document: Mapping[str, object]) -> float | None:
-    """Return `--starttime` of the command, which releases since 23.02 write."""
-    meta = document.get("meta")
-    command = meta.get("command") if isinstance(meta, dict) else None
-    stated = _STARTTIME.search(" ".join(map(str, command))) if isinstance(command, list) else None
-    try:
-        return timestamp_s(stated[1]) if stated else None
-    except ValueError:
-        return None  # such as now-30days
+    return found
 
 
 def _job_of_json(job: Mapping[str, object]) -> SlurmJob | None:

@@ -279,6 +279,9 @@ class _Run:
     slow: dict[int, dict[int, Failure]] = field(default_factory=dict)
     defects: dict[int, Failure] = field(default_factory=dict)
     flaps: dict[int, list[float]] = field(default_factory=dict)
+    blocked: dict[tuple[int, int], tuple[Failure, float]] = field(default_factory=dict)
+    copies_gone: set[int] = field(default_factory=set)
+    copies_of: int = 0
     corrupt: list[tuple[Failure, int, int]] = field(default_factory=list)
     absent: dict[int, int] = field(default_factory=dict)
     absent_from: dict[int, int] = field(default_factory=dict)
@@ -383,8 +386,11 @@ class _Run:
                 self._lose(failure)
 
     def _is_void(self, failure: Failure) -> bool:
-        """Tell whether a failure comes only because of a node that is not there any more."""
-        return failure.is_excess and failure.first_node in self.nodes.replaced
+        """Tell whether a failure is that of a bad node that was replaced, or slows only replicas that are away."""
+        if failure.is_excess and failure.first_node in self.nodes.replaced:
+            return True
+        only_slows = self.cause_of(failure).effect in ("slow", "flap")
+        return only_slows and bool(self.absent) and self.absent.keys() >= {*self._replicas(failure)}
 
     def _strike(self, failure: Failure, resume: int | None) -> None:
         self.observe_strikes(Strike(failure, self.n_attempts - 1, self.steps.done, resume))
@@ -419,33 +425,42 @@ class _Run:
 
     def _flap(self, failure: Failure) -> None:
         """Let a link lose its rate for a while; evict its node after too many alerts."""
-        cause = self.cause_of(failure)
-        assert cause.lasts_s is not None
         if parts_of.is_blocked(self.failures, failure):
             self._lose(failure)
-            return
-        now_s = self.steps.now_s
+        elif self._is_evicted(failure):
+            self._plan(failure)
+        else:
+            if not self.cause_of(failure).share:
+                self._strike(failure, None)
+            self._begin_flap(failure)
+
+    def _is_evicted(self, failure: Failure) -> bool:
+        """Count an alert; tell whether there were too many."""
         alerts = self.failures.recovery.alerts
-        if alerts:
-            recent = [at_s for at_s in self.flaps.get(failure.first_node, ()) if at_s >= now_s - alerts.within_s]
-            self.flaps[failure.first_node] = [*recent, now_s]
-            if len(recent) + 1 >= alerts.count:
-                self._plan(failure)
-                return
-        self.after(now_s + cause.lasts_s, partial(self._heal, failure, self.steps.still_s))
+        if alerts is None:
+            return False
+        now_s = self.steps.now_s
+        recent = [at_s for at_s in self.flaps.get(failure.first_node, ()) if at_s >= now_s - alerts.within_s]
+        self.flaps[failure.first_node] = [*recent, now_s]
+        return len(recent) + 1 >= alerts.count
+
+    def _begin_flap(self, failure: Failure) -> None:
+        cause = self.cause_of(failure)
+        assert cause.lasts_s is not None
+        self.after(self.steps.now_s + cause.lasts_s, partial(self._heal, failure))
         if cause.share:
             self._slow_down(failure)
         else:
-            self._strike(failure, None)
             self.steps.n_still += 1
+            self.blocked[failure.cause, failure.number] = failure, self.steps.still_s
 
-    def _heal(self, failure: Failure, still_s: float) -> None:
-        """End a flap."""
+    def _heal(self, failure: Failure) -> None:
+        """End a flap, unless its node is gone."""
         if self.cause_of(failure).share:
             self._speed_up(failure)
-        else:
+        elif found := self.blocked.pop((failure.cause, failure.number), None):
             self.steps.n_still -= 1
-            self._charge(failure, "step_time_deviation", self.steps.still_s - still_s)
+            self._charge(failure, "step_time_deviation", self.steps.still_s - found[1])
 
     def _plan(self, failure: Failure) -> None:
         """Interrupt the job as announced, or to replace a node; without files or time to write one, steps repeat."""
@@ -479,10 +494,24 @@ class _Run:
         files = self.job.checkpoints
         cause = self.cause_of(failure)
         goes_away = cause.is_of_node or (cause.effect == "planned" and cause.of in ("node", "domain"))
-        n_lost = failure.n_nodes if goes_away else 0
-        if files is not None and n_lost > {"process": 0, "node": 1, "all": math.inf}[files.survives]:
+        if goes_away and files is not None and self._are_lost(files, failure):
             self.steps.forget_files()
         return self.steps.newest or 0
+
+    def _are_lost(self, files: Checkpoints, failure: Failure) -> bool:
+        """Tell whether no file is left once the nodes that a failure hits are gone, too."""
+        if files.survives != "node":
+            return files.survives == "process"
+        self._lose_copies(failure)
+        return any((node + 1) % self.job.n_nodes in self.copies_gone for node in self.copies_gone)
+
+    def _lose_copies(self, failure: Failure) -> None:
+        """Note the nodes whose memory has been lost since the newest file was written."""
+        newest = self.steps.newest or 0
+        if newest > self.copies_of:
+            self.copies_gone.clear()
+        self.copies_of = newest
+        self.copies_gone.update(range(failure.first_node, failure.first_node + failure.n_nodes))
 
     # ---------------------------------------------------------------- restart
 
@@ -558,6 +587,9 @@ class _Run:
         for of_cause in list(self.slow.values()):
             for each in [each for each in of_cause.values() if each.first_node in hit]:
                 self._speed_up(each)
+        for each, _ in [flap for flap in self.blocked.values() if flap[0].first_node in hit]:
+            self._heal(each)
+        self._lose_copies(failure)
         back_after_s = cause.lasts_s if is_away else self.failures.recovery.repair_s
         return self.nodes.replace(failure, self.steps.now_s, back_after_s=back_after_s)
 
@@ -573,16 +605,27 @@ class _Run:
                 if self._is_void(other):
                     continue
                 self.losses[other.cause].n_failures += 1
-                if self.cause_of(other).effect in ("process", "node", "hang", "planned"):
-                    self._spend(failure, category, max(self.steps.now_s, other.at_s))
+                self._spend(failure, category, max(self.steps.now_s, other.at_s))
+                if self._begins_anew(other):
                     return other
-                if self.cause_of(other).effect == "slow":
-                    self._begin_unnoticed(other)
             self._spend(failure, category, min(end_s, self.horizon_s))
             if end_s >= self.horizon_s:
                 self.is_over = True
                 return None
         return None
+
+    def _begins_anew(self, failure: Failure) -> bool:
+        """Let a failure hit a job that is down; tell whether the recovery begins anew."""
+        match self.cause_of(failure).effect:
+            case "slow":
+                self._begin_unnoticed(failure)
+                return False
+            case "flap" if not (parts_of.is_blocked(self.failures, failure) or self._is_evicted(failure)):
+                self._begin_flap(failure)
+                return False
+            case "corruption":  # no rank has a state
+                return False
+        return True
 
     def _give_up(self, failure: Failure | None) -> None:
         """End the job; its machines wait until the time is over, if it has a time."""

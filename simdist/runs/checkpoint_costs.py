@@ -2,7 +2,8 @@
 
     usable_s     copy to the host + write, of all ranks that write at once, with nothing beside them
     stall_s      run with one file - run without, both followed by the steps that the file is written beside
-    load_s       read + copy to the device, of all ranks at once
+    load_s       read + copy to the device, of all ranks at once; a file of one rank that is not on the storage is
+                 broadcast
 
 All three are simulated: they are makespans of plans, so that NICs, servers and disks are shared as in any run. Nothing
 is disturbed. A file that takes very many steps is measured as one of a fraction of the bytes.
@@ -12,6 +13,7 @@ import math
 from dataclasses import dataclass, replace
 
 from simdist.plan import ops
+from simdist.plan.group import Group
 from simdist.plan.ops import Destination
 from simdist.plan.plan import Body, Buffer, Plan
 from simdist.runs.building import job
@@ -68,7 +70,8 @@ def checkpoint_costs(scenario: Scenario, schedule: Schedule) -> CheckpointCosts 
     saving = _Saving.of(schedule.plan(replace(described, n_steps=1)))
     calm = replace(described, checkpoint=None)
     usable_s = undisturbed_s(scenario, saving.plan)
-    load_s = undisturbed_s(scenario, _loading(saving.nbytes, checkpoint.to, saving.plan.world_size))
+    has_it = checkpoint.to == "storage" or scenario.cluster.nodes == 1 or saving.n_writers > 1
+    load_s = undisturbed_s(scenario, _loading(saving, checkpoint.to, all_have_it=has_it))
     step_s = undisturbed_step_s(scenario, schedule, calm)
     stall_s = _stall_s(scenario, schedule, calm, checkpoint, saving, usable_s, step_s)
     nbytes = saving.nbytes * saving.n_writers
@@ -104,10 +107,14 @@ class _Saving:
         return cls(alone, nbytes, n_writers)
 
 
-def _loading(nbytes: int, source: Destination, world_size: int) -> Plan:
-    """Return a plan in which each rank reads a file and copies it to its device."""
+def _loading(saving: _Saving, source: Destination, *, all_have_it: bool) -> Plan:
+    """Return a plan in which each rank reads a file and copies it to its device, or takes it from one that has it."""
+    nbytes = saving.nbytes
+    world_size = saving.plan.world_size
     buffers = (Buffer(_FILE, nbytes, "uint8", place="host"), Buffer(_STATE, nbytes, "uint8"))
     body: Body = (ops.Load(_FILE, read=(source,)), ops.Copy(_FILE, _STATE))
+    if not all_have_it:
+        body = (*body, ops.Broadcast(_STATE, Group(world_size)))
     return Plan.from_steps("loading", world_size=world_size, buffers=buffers, steps=[body])
 
 

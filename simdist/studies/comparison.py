@@ -28,9 +28,16 @@ from simdist.studies.draws import shared_delays, with_draws
 from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Simulated, ValueT, facet_remarks, told
 from simdist.studies.facets import facet_columns as columns_of_facets
 from simdist.studies.known_delays import chance_remarks, chances_of, corrected
-from simdist.studies.measuring import TIMES_OF_DRAWS, Progress, RunsSoFar, ScheduleTimes, measure, times_of
+from simdist.studies.measuring import Progress, RunsSoFar, ScheduleTimes, measure, times_of
 from simdist.studies.remarks import Remark, below_table, documents, remarks_of, with_remarks
-from simdist.studies.statistics import NORMAL_QUANTILE, Interval, is_wide, positive_interval, ratio_interval
+from simdist.studies.statistics import (
+    NORMAL_QUANTILE,
+    TIMES_OF_DRAWS,
+    Interval,
+    is_wide,
+    positive_interval,
+    ratio_interval,
+)
 from simdist.studies.tables import facets_text, table_text
 from simdist.traces.breakdown import STATES, break_down
 from simdist.traces.trace import Trace

@@ -15,8 +15,7 @@ import numpy as np
 from simdist.scenario.failures import Failures, OnFailure
 from simdist.scenario.scenario import Scenario
 from simdist.studies import uncertainty
-from simdist.studies.measuring import TIMES_OF_DRAWS
-from simdist.studies.statistics import Interval, Samples
+from simdist.studies.statistics import TIMES_OF_DRAWS, Interval, Samples
 from simdist.studies.suffering import (
     SteadySchedule,
     best_interval,
@@ -72,13 +71,13 @@ def _within(
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
-    """Draws of what is uncertain of a scenario's failures.
+class FailureDraws:
+    """FailureDraws of what is uncertain of a scenario's failures.
 
     Args:
         scenario: It.
         quantities: What is uncertain.
-        n_draws: Draws.
+        n_draws: FailureDraws.
         failures: Of each draw; none if nothing is uncertain.
     """
 
@@ -88,7 +87,7 @@ class Draws:
     failures: tuple[Failures, ...]
 
     @classmethod
-    def of(cls, scenario: Scenario, *, n_others: int = 0, rates: bool = True) -> "Draws":
+    def of(cls, scenario: Scenario, *, n_others: int = 0, rates: bool = True) -> "FailureDraws":
         """Draw.
 
         Args:
@@ -120,13 +119,13 @@ def _is_rate(path: Sequence[str | int]) -> bool:
     return tuple(path[:2]) == _OF_CAUSES and path[-1] == _RATE
 
 
-def draws_for(scenario: Scenario, trained: Iterable[SteadySchedule]) -> Draws:
+def draws_for(scenario: Scenario, trained: Iterable[SteadySchedule]) -> FailureDraws:
     """Return the draws of a scenario's failures that go with those of the steps of schedules."""
     n_others = max((len(each.drawn) - len(TIMES_OF_DRAWS) for each in trained if each.drawn), default=0)
-    return Draws.of(scenario, n_others=n_others)
+    return FailureDraws.of(scenario, n_others=n_others)
 
 
-def drawn_job(draws: Draws, policy: OnFailure, trained: SteadySchedule) -> DrawnJob | None:
+def drawn_job(draws: FailureDraws, policy: OnFailure, trained: SteadySchedule) -> DrawnJob | None:
     """Return a job under draws; None if nothing of it is uncertain."""
     if not (draws.quantities or trained.drawn):
         return None
@@ -151,13 +150,13 @@ def _failures(scenario: Scenario, policy: OnFailure) -> Failures:
     return under(scenario.failures, policy)
 
 
-def between_failures_range_s(draws: Draws, trained: SteadySchedule) -> Interval | None:
+def between_failures_range_s(draws: FailureDraws, trained: SteadySchedule) -> Interval | None:
     """Return between which times between failures the truth lies with 90 %; None if no rate is uncertain."""
     found = _by_time_between(draws, trained)
     return (found[0][0], found[-1][0]) if found else None
 
 
-def _by_time_between(draws: Draws, trained: SteadySchedule) -> list[tuple[float, Failures]]:
+def _by_time_between(draws: FailureDraws, trained: SteadySchedule) -> list[tuple[float, Failures]]:
     """Return the draws with the middle 90 % of times between failures, the shortest first; none if all are equal."""
     times = sorted(
         ((time_between_failures_s(each, trained.job), each) for each in draws.failures), key=lambda each: each[0]
@@ -169,7 +168,7 @@ def _by_time_between(draws: Draws, trained: SteadySchedule) -> list[tuple[float,
 
 
 def best_steps_range(
-    draws: Draws, policy: OnFailure, trained: SteadySchedule, best_steps: int
+    draws: FailureDraws, policy: OnFailure, trained: SteadySchedule, best_steps: int
 ) -> tuple[int, int] | None:
     """Return the best steps between checkpoints at both ends of the time between failures; None if it is known.
 
@@ -189,7 +188,7 @@ def best_steps_range(
 
 
 def break_even_range_s(
-    draws: Draws,
+    draws: FailureDraws,
     one: tuple[OnFailure, SteadySchedule],
     base: tuple[OnFailure, SteadySchedule],
     points: Sequence[tuple[float, float, float]],
@@ -219,7 +218,7 @@ def break_even_range_s(
 
 
 def _gains(
-    draws: Draws, one: tuple[OnFailure, SteadySchedule], base: tuple[OnFailure, SteadySchedule], factor: float
+    draws: FailureDraws, one: tuple[OnFailure, SteadySchedule], base: tuple[OnFailure, SteadySchedule], factor: float
 ) -> Samples:
     """Return the speed-up's logarithm of each draw at a multiple of the stated rates."""
     per_s = []

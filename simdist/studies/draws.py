@@ -19,7 +19,8 @@ from simdist.scenario.sampling import run_seeds
 from simdist.scenario.scenario import Scenario
 from simdist.scenario.strict_yaml import Path
 from simdist.settings.base import unchecked_copy
-from simdist.studies.measuring import TIMES_OF_DRAWS, Progress, ScheduleTimes, measure
+from simdist.studies.measuring import Progress, ScheduleTimes, measure
+from simdist.studies.statistics import TIMES_OF_DRAWS
 
 if TYPE_CHECKING:
     from simdist.studies.published_errors import Doubt

@@ -755,12 +755,12 @@ class _GoodputFacet(Facet[_FailingJob | None]):
         if scenario.failures is None or scenario.train_for is None:
             return None
         from simdist.scenario.sampling import run_seeds
-        from simdist.studies.drawn_failures import Draws, drawn_job
+        from simdist.studies.drawn_failures import FailureDraws, drawn_job
         from simdist.studies.suffering import steady, suffer
 
         trained = steady(scenario, built.schedule, steps_in)
         found = suffer(scenario.failures, trained, run_seeds(scenario.seed, n_seeds))
-        drawn = drawn_job(Draws.of(scenario), scenario.failures.on_failure, trained)
+        drawn = drawn_job(FailureDraws.of(scenario), scenario.failures.on_failure, trained)
         center = float(found.goodput.mean())
         ranged = drawn and drawn.goodput_range(center, mean_interval(found.goodput))
         return _FailingJob(center, float(found.ettr.mean()), ranged[0] if ranged else None)

@@ -35,7 +35,7 @@ from simdist.studies.columns import (
 from simdist.studies.comparison import find_baseline, steps_in
 from simdist.studies.drawn_failures import (
     DrawnJob,
-    Draws,
+    FailureDraws,
     best_steps_range,
     between_failures_range_s,
     break_even_range_s,
@@ -663,7 +663,7 @@ def _price(price_per_gpu_hour: float | None, trained: SteadySchedule, failures: 
 
 
 def _row(
-    draws: Draws,
+    draws: FailureDraws,
     pair: tuple[SteadySchedule, Failures],
     found: Suffered,
     base: Suffered,
@@ -718,7 +718,7 @@ def _curves(
             ratio = _over(found[number], found[at])
             points[number].append(RatePoint(factor, between_s, float(found[number].goodput.mean()), ratio))
     curves = [RateCurve(row.label, tuple(of_row)) for row, of_row in zip(rows, points, strict=True)]
-    draws = Draws.of(scenario, rates=False)
+    draws = FailureDraws.of(scenario, rates=False)
     sides = [(failures.on_failure, trained) for trained, failures in pairs]
     return [
         replace(curve, break_even_range_s=break_even_range_s(draws, sides[number], sides[at], curve.factors))

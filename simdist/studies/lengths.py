@@ -13,7 +13,8 @@ from simdist.errors import ScenarioError
 from simdist.runs.building import dataset
 from simdist.scenario.scenario import Scenario
 from simdist.settings.base import unchecked_copy
-from simdist.studies.measuring import TIMES_OF_DRAWS, ScheduleTimes
+from simdist.studies.measuring import ScheduleTimes
+from simdist.studies.statistics import TIMES_OF_DRAWS
 
 
 def scenario_of_warm_up(scenario: Scenario, warm_up: int) -> Scenario:

@@ -17,6 +17,7 @@ from simdist.runs.building import Built, delay_sampler, traffic
 from simdist.scenario.sampling import run_seeds
 from simdist.scenario.scenario import Scenario
 from simdist.studies.facets import FACETS, Facet, FacetValues, Line, Simulated, ValueT
+from simdist.studies.statistics import TIMES_OF_DRAWS
 from simdist.traces.breakdown import STATES, Breakdown, break_down
 
 if TYPE_CHECKING:
@@ -30,9 +31,6 @@ Progress = Callable[[str, int, int], None]
 
 #: Runs so far: the scenario and the label of a schedule -> its results.
 RunsSoFar: TypeAlias = dict[tuple[Scenario, str], Simulated]
-
-#: Keys of `ScheduleTimes.drawn` that are seconds per step.
-TIMES_OF_DRAWS = ("step", "stated")
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,9 @@ Interval: TypeAlias = tuple[float, float]
 #: The 97.5 % quantile of the standard normal distribution: `student_quantile` of many degrees of freedom.
 NORMAL_QUANTILE = 1.959964
 
+#: Keys of `simdist.studies.measuring.ScheduleTimes.drawn` that are seconds per step.
+TIMES_OF_DRAWS = ("step", "stated")
+
 _CONFIDENCE = 0.975  # quantile at the upper end of the middle 95 %
 # fmt: off
 _STUDENT = (  # the quantile at 1, 2, ... degrees of freedom, as scipy has it, which takes half a second to import

@@ -31,14 +31,32 @@ from simdist.scenario.sampling import run_seeds
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.settings.base import unchecked_copy
-from simdist.studies.measuring import ScheduleTimes
 from simdist.studies.statistics import Samples
+
+
+class StepTimesOfSeeds(Protocol):
+    """What a whole job takes from `simdist.studies.measuring.ScheduleTimes`, which has the same attributes."""
+
+    @property
+    def step_s(self) -> Samples:
+        """Seconds per step of each seed."""
+        ...
+
+    @property
+    def states_s(self) -> Mapping[str, Samples]:
+        """Seconds per step in each state."""
+        ...
+
+    @property
+    def drawn(self) -> Mapping[str, Samples]:
+        """The same under draws."""
+        ...
 
 
 class StepsIn(Protocol):
     """Simulates the steps of a schedule in another scenario, with the same seeds."""
 
-    def __call__(self, scenario: Scenario, /, *, draws: bool = False) -> ScheduleTimes:
+    def __call__(self, scenario: Scenario, /, *, draws: bool = False) -> StepTimesOfSeeds:
         """Return its times.
 
         Args:

@@ -28,8 +28,9 @@ from simdist.studies import measuring
 from simdist.studies.comparison import find_baseline, find_label, steps_in
 from simdist.studies.draws import with_draws
 from simdist.studies.known_delays import corrected
-from simdist.studies.measuring import TIMES_OF_DRAWS, ScheduleTimes
+from simdist.studies.measuring import ScheduleTimes
 from simdist.studies.resampling import longest_period, runs_of
+from simdist.studies.statistics import TIMES_OF_DRAWS
 from simdist.tuning.answer import Searched, Tuned, as_searched
 from simdist.tuning.bounds import least_chain_step_s, least_step_s
 from simdist.tuning.candidates import Candidate, Extras

@@ -335,6 +335,128 @@ def test_a_bad_node_that_is_replaced_fails_like_the_others() -> None:
     assert found.by_cause["cause 0"].n_failures == pytest.approx(600 / 1.5, abs=3 * math.sqrt(400))
 
 
+# ---------------------------------------------------------------- timelines drawn by hand
+
+
+def of_node(*moments: str, ranks: list[int], effect: str = "node", **others: object) -> dict:
+    return at(*moments, effect=effect, of="node", ranks=ranks, **others)
+
+
+def test_a_copy_at_a_neighbour_is_lost_with_both_one_after_the_other() -> None:
+    """Files every 30 steps. Node 0 is lost at 100 s and node 1 before another file is there; nodes 0 and 2 keep one."""
+    files = Checkpoints(30, survives="node")
+    recovery = {"schedule": "10 s"}
+    for moments, ranks, repeated in (
+        (("100 s", "103 s"), [0, 2], 100),  # during the recovery
+        (("100 s", "115 s"), [0, 2], 10 + 95),  # before step 120
+        (("100 s", "145 s"), [0, 2], 10 + 5),  # after step 120
+        (("100 s", "103 s"), [0, 4], 10),
+        (("100 s", "103 s"), [6, 0], 100),  # the first node is next to the last
+    ):
+        found = suffered(failing(of_node(*moments, ranks=ranks), recovery=recovery), job(checkpoints=files))
+        assert found.n_repeated == repeated, (moments, ranks)
+
+
+def test_a_repaired_node_is_a_spare_again() -> None:
+    """One spare: it serves at 50 s; at 90 s there is none; at 400 s the first node is repaired, since 150 s."""
+    recovery = {"swap": "1 s", "schedule": "60 s", "repair": "100 s"}
+    failures = failing(at("50 s", "90 s", "400 s", effect="node"), recovery=recovery, on_failure="spare", spares=1)
+    found = suffered(failures, job(n_steps=500, checkpoints=Checkpoints(10)))
+    assert found.seconds["infrastructure_recovery"] == 1.0 + 60.0 + 1.0
+
+
+def test_a_domain_that_is_larger_than_the_spares_waits_for_the_scheduler() -> None:
+    rack = {"effect": "node", "of": "domain", "domain_nodes": 2, "at": ["100 s"], "ranks": [4]}
+    failures = failing(rack, recovery={"swap": "1 s", "schedule": "60 s"}, on_failure="spare", spares=1)
+    assert suffered(failures, job(checkpoints=Checkpoints(10))).seconds["infrastructure_recovery"] == 60.0
+
+
+@pytest.mark.parametrize(("notice", "repeated"), [("20 s", 50), ("40 s", 0)])
+def test_a_notice_is_used_to_save_if_it_suffices(notice: str, repeated: int) -> None:
+    """At 100 s, 85 steps are done. A file takes 15 + 10 s. In 20 s, 15 steps are done and 5 s of their file."""
+    files = Checkpoints(50, stall_s=15.0, write_s=10.0)
+    found = suffered(failing(at("100 s", effect="planned", notice=notice, lasts="7 s")), job(checkpoints=files))
+    assert (found.n_attempts, found.n_repeated) == (2, repeated)
+    assert found.seconds["infrastructure_recovery"] == 7.0
+
+
+def test_the_slowest_of_slow_nodes_tells_the_pace_and_each_is_replaced() -> None:
+    """100 to 120 s twice as slow: 10 steps; then three times: 20 steps to 180 s. The first is replaced at 150 s."""
+    slow = [
+        of_node(moment, ranks=[rank], effect="slow", factor=factor, found_after=found_after)
+        for moment, rank, factor, found_after in (("100 s", 0, 2, "50 s"), ("120 s", 2, 3, "60 s"))
+    ]
+    found = suffered(failing(*slow), job(checkpoints=Checkpoints(1000)))
+    assert (found.n_attempts, found.n_repeated, found.total_s) == (3, 0, pytest.approx(180.0 + 170.0))
+
+
+def test_a_slow_node_is_found_so_long_after_it_became_slow_in_a_recovery() -> None:
+    """It is slow from 170 s on, in the start from 150 to 200 s, and found at 230 s, after 15 slow steps."""
+    slow = at("170 s", effect="slow", factor=2, found_after="60 s")
+    found = suffered(failing(at("150 s"), slow, recovery={"start": "50 s"}), job(checkpoints=Checkpoints(10)))
+    assert (found.n_repeated, found.total_s) == (0, pytest.approx(230.0 + 50.0 + 185.0))
+
+
+def test_corruption_is_found_although_the_job_started_again_meanwhile() -> None:
+    """The file of step 120 is corrupt, too: at 145 s, 140 steps are done, and step 90 is the newest clean one."""
+    corruption = at("95 s", effect="corruption", found_after="50 s")
+    found = suffered(failing(corruption, at("125 s")), job(checkpoints=Checkpoints(10)))
+    assert (found.n_repeated, found.total_s) == (5 + 50, 300.0 + 55.0)
+
+
+def test_corruption_while_nothing_trains_corrupts_nothing() -> None:
+    corruption = at("110 s", effect="corruption", found_after="50 s")
+    found = suffered(failing(at("100 s"), corruption, recovery={"start": "20 s"}), job(checkpoints=Checkpoints(10)))
+    assert (found.n_attempts, found.by_cause["cause 1"].seconds) == (2, {})
+
+
+def test_a_link_that_flaps_during_a_recovery_blocks_the_first_steps() -> None:
+    """Ranks start from 120 to 140 s; the link is blocked from 130 to 160 s."""
+    flap = at("130 s", effect="flap", share=0, lasts="30 s")
+    strikes: list[Strike] = []
+    failures = failing(at("120 s"), flap, recovery={"start": "20 s"})
+    found = attempts(failures, job(checkpoints=Checkpoints(10)), seed=0, observe_strikes=strikes.append)
+    assert (found.total_s, found.seconds["step_time_deviation"]) == (20.0 + 300.0 + 20.0 + 20.0, pytest.approx(20.0))
+    assert [each.failure.cause for each in strikes] == [0]
+    alerts = {"start": "20 s", "schedule": "5 s", "alerts": {"count": 2, "within": "5 min"}}
+    twice = at("130 s", "132 s", effect="flap", share=0, lasts="3 s")
+    evicted = suffered(failing(at("120 s"), twice, recovery=alerts), job(checkpoints=Checkpoints(10)))
+    assert (evicted.n_attempts, evicted.total_s) == (2, 20.0 + 300.0 + 12.0 + 5.0 + 20.0)
+
+
+def test_a_blocked_link_is_gone_with_its_node() -> None:
+    flap = of_node("100 s", ranks=[0], effect="flap", share=0, lasts="100 s")
+    found = suffered(
+        failing(flap, of_node("110 s", ranks=[0]), recovery={"schedule": "5 s"}), job(checkpoints=Checkpoints(10))
+    )
+    assert (found.n_attempts, found.total_s) == (2, 300.0 + 10.0 + 5.0)
+
+
+def test_a_node_is_excluded_after_hangs_that_come_again() -> None:
+    """Each hang ends with the longest of two time-outs; after the second one the node is replaced."""
+    hang = of_node("100 s", "200 s", ranks=[2, 2], effect="hang")
+    recovery = {"timeouts": {"a": "5 s", "b": "20 s"}, "exclude_after": 2, "schedule": "50 s"}
+    found = suffered(failing(hang, recovery=recovery), job(checkpoints=Checkpoints(10)))
+    assert found.seconds["infrastructure_recovery"] == 20.0 + 20.0 + 50.0
+
+
+def test_a_failure_during_a_try_begins_the_recovery_anew() -> None:
+    """Tries of 10 s, 5 s apart, fail from 100 s on; a node is lost at 112 s. Two tries later, somebody helps."""
+    tries = {"success": 0, "most": 2, "back_off": "5 s", "by_hand": "100 s"}
+    recovery = {"start": "10 s", "schedule": "3 s", "tries": tries}
+    failures = failing(at("100 s"), at("112 s", effect="node"), recovery=recovery)
+    found = suffered(failures, job(checkpoints=Checkpoints(10)))
+    assert found.total_s == 112.0 + 3.0 + 2 * 15.0 + 100.0 + 10.0 + 210.0
+
+
+def test_a_node_that_is_away_slows_nobody() -> None:
+    """The replica of node 0 is away from 100 s to 150 s. What makes its node slow meanwhile is no failure."""
+    slow = of_node("110 s", ranks=[0], effect="slow", factor=2, found_after="20 s")
+    failures = failing(of_node("100 s", ranks=[0]), slow, recovery={"schedule": "50 s"}, on_failure="continue")
+    found = suffered(failures, job(ranks_per_replica=2, checkpoints=Checkpoints(10)))
+    assert (found.total_s, found.by_cause["cause 1"].n_failures) == (300.0, 0)
+
+
 # ---------------------------------------------------------------- with a replica less
 
 

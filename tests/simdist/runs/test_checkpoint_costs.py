@@ -64,6 +64,17 @@ def test_all_ranks_share_what_they_write_to_and_load_from(checkpoint, write_s, r
     assert found.nbytes == NBYTES * (1 if checkpoint.get("ranks") == "first" else 8)
 
 
+@pytest.mark.parametrize("place", ["disk", "peer"])
+def test_a_file_that_one_node_has_is_sent_to_the_others(place):
+    """It is read on its node, and then broadcast over NICs, which takes as long as one of them sends it."""
+    network = f"{{latency: 0 s, bandwidth: {NIC_BPS / 1e6} MB/s}}"
+    of = {"nodes": 4, "gpus": 1, "network": network, "to": place}
+    own, only_first = (costs(ranks=ranks, **of).load_s for ranks in ("all", "first"))
+    assert only_first - own == pytest.approx(NBYTES / NIC_BPS, rel=1e-3)
+    alone = costs(nodes=1, gpus=2, to="disk", ranks="first")
+    assert alone.load_s == pytest.approx(2 * NBYTES / DISK_READ_BPS + COPY_S)
+
+
 def test_written_in_the_background_a_file_costs_its_copy():
     found = costs(mode="async")
     assert found.stall_s == pytest.approx(COPY_S)
