@@ -67,5 +67,5 @@ def write_failed_run(folder: Path, mode: str = "blocking") -> Path:
     whole = join_attempts(traces)
     whole.save(folder / run_directory.REAL)
     np.testing.assert_allclose(whole.end_s, trace.end_s, atol=1e-6)
-    AttemptLog(tuple(attempts), tuple(met), "it").save(folder / ATTEMPTS)
+    AttemptLog(tuple(attempts), tuple(met), run="it").save(folder / ATTEMPTS)
     return folder
