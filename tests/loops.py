@@ -31,7 +31,7 @@ from torch.utils.checkpoint import checkpoint
 from trainings import Training, loss
 
 import real
-from real.checkpoints.rank_state import Stateful
+from real.programs.rank_state import Stateful
 from simdist.errors import RunError, SimdistError
 from simdist.files import replacing
 from simdist.plan import AllGather, Backward, Buffer, Densify, Forward, Optimize, Plan, Select

@@ -2182,7 +2182,7 @@ _EXECUTOR, _REMAINING = "real/execution/executor.py", "real/execution/remaining.
 _TEST_EXECUTOR = "tests/real/execution/test_executor.py"
 _CLOCK, _RECORDER = "real/recording/clock.py", "real/recording/recorder.py"
 _TEST_CLOCK = ("tests/real/recording/test_clock.py", _CLOCK)
-_STORE, _STATES = "real/checkpoints/store.py", "real/checkpoints/rank_state.py"
+_STORE, _STATES = "real/checkpoints/store.py", "real/programs/rank_state.py"
 _TEST_STORE = "tests/real/checkpoints/test_store.py"
 _TOPK = "real/kernels/topk.py"
 _TEST_TOPK = ("tests/real/kernels/test_topk.py",)
@@ -2354,9 +2354,9 @@ _REAL = (
     Mutant(
         "real: checkpoints",
         "what a step hands on to the next is not saved",
-        _STATES,
-        "for name in ops.reads(op) if name not in written)",
-        "for name in ops.reads(op) if name in written)",
+        "simdist/plan/liveness.py",
+        "for name in reads(op) if name not in written)",
+        "for name in reads(op) if name in written)",
         (_TEST_STORE, "-k", "residuals"),
     ),
     Mutant(

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from real.checkpoints.distributed import load_copy
-from real.checkpoints.rank_state import RankState
 from real.checkpoints.store import DamagedError
 from real.checkpoints.zip_file import content_of, read_zip_index
+from real.programs.rank_state import RankState
 from simdist.errors import RunError, naming_file
 
 

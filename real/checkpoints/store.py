@@ -45,7 +45,7 @@ class JobIdentity:
         plan: Name of the plan, for messages.
         digest: Digest of the plan.
         world_size: Ranks.
-        model: See `real.checkpoints.rank_state.fingerprint`.
+        model: See `real.programs.rank_state.fingerprint`.
     """
 
     plan: str = field(compare=False)

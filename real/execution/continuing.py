@@ -36,7 +36,7 @@ from real.execution.executor import Executor
 from real.execution.failing import FailingProgram, FailNode
 from real.execution.running import ProgramSpec, RunReport, report_on
 from real.execution.streams import Lanes
-from real.processes.membership import Members, Met, ReplicaConnection, Waiting
+from real.processes.membership import Members, Met, ReadyProcess, ReplicaConnection
 from real.programs.base import Program
 from real.recording.clock import to_common_s
 from real.recording.recorder import (
@@ -126,7 +126,7 @@ class ContinuedRun:
         newest = membership.newest()
         is_late = newest is not None and membership.is_live(newest)
         prepared = self._prepared(0) if is_late else None
-        waiting = Waiting(self.replica.process, self.started_s, time.time(), tuple(self.files.steps()))
+        waiting = ReadyProcess(self.replica.process, self.started_s, time.time(), tuple(self.files.steps()))
         members = membership.admitted(waiting, self._first_step)
         if members is None:
             return None
@@ -159,7 +159,7 @@ class ContinuedRun:
         self.replica.connection.store.set("log", log.dumps())
         log.save(self.folder / ATTEMPTS)
 
-    def _first_step(self, come: Mapping[int, Waiting]) -> int:
+    def _first_step(self, come: Mapping[int, ReadyProcess]) -> int:
         """Return the step after the newest checkpoint that all who come have."""
         limit = self._trusted_before(self._met())
         saved = [[step for step in come[rank].saved if limit is None or step + 1 < limit] for rank in sorted(come)]

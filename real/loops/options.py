@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
-from real.checkpoints.rank_state import Stateful
 from real.processes.launch import START_TIMEOUT_S
 from real.programs.optimizers import MakeOptimizer, nesterov
+from real.programs.rank_state import Stateful
 from real.watching.watch import Watching
 from simdist.errors import ScenarioError
 from simdist.plan.delays import Delays

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from real.checkpoints.distributed import DistributedEncoding, LearnedOfCopy
-from real.checkpoints.rank_state import LEARNED_SECTIONS, RankState, fingerprint
 from real.checkpoints.store import CheckpointStore, Encoding, JobIdentity
 from real.checkpoints.zip_file import ZipEncoding
 from real.collectives import byte_transfer
@@ -21,6 +20,7 @@ from real.loops.planning import Planned
 from real.loops.ranks import Peers, patient_group, wait
 from real.loops.shards import Shards, local_part
 from real.processes.launch import Connection
+from real.programs.rank_state import LEARNED_SECTIONS, RankState, fingerprint
 from simdist.errors import RunError
 from simdist.plan import Plan
 

@@ -24,7 +24,6 @@ from torch import nn
 
 from real.buffers import transforms
 from real.buffers.memory import buffers_in_place
-from real.checkpoints.rank_state import RankState, Stateful, fingerprint
 from real.execution.executor import Executor
 from real.execution.running import make_executor
 from real.loops.bound_model import BoundModel, bound
@@ -40,6 +39,7 @@ from real.loops.worker import Worker
 from real.processes.launch import Connection
 from real.programs.binding import Binding
 from real.programs.module import LoopProgram
+from real.programs.rank_state import RankState, Stateful, fingerprint
 from real.session import Session, Start, open_session
 from real.watching.watch import StepWatch
 from simdist.errors import ScenarioError

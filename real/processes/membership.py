@@ -94,7 +94,7 @@ class Members:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class ReadyProcess:
     """A process that is ready to join.
 
     Args:
@@ -196,7 +196,9 @@ class Membership:
         """Tell whether a process of a membership lives."""
         return any(not self.guard.has_ended(rank, process) for rank, process in members.processes.items())
 
-    def admitted(self, waiting: Waiting, first_step: Callable[[Mapping[int, Waiting]], int]) -> Members | None:
+    def admitted(
+        self, waiting: ReadyProcess, first_step: Callable[[Mapping[int, ReadyProcess]], int]
+    ) -> Members | None:
         """Wait until this process is in a membership, and return it; None if the job is over.
 
         Args:
@@ -256,15 +258,15 @@ class Membership:
         """Say that this process leaves, so that the others need not find out."""
         self._store.set(f"gone/{self._rank}/{self._process}", "")
 
-    def waiting(self, rank: int) -> Waiting | None:
+    def waiting(self, rank: int) -> ReadyProcess | None:
         """Return what the newest process of a rank has said when it was ready."""
         text = self._store.get(f"waiting/{rank}")
         if text is None:
             return None
         process, started_s, ready_s, saved = json.loads(text)
-        return Waiting(process, started_s, ready_s, tuple(saved))
+        return ReadyProcess(process, started_s, ready_s, tuple(saved))
 
-    def _waiting(self, rank: int) -> Waiting | None:
+    def _waiting(self, rank: int) -> ReadyProcess | None:
         """Return the process of a rank that is ready to join, if it lives."""
         found = self.waiting(rank)
         return None if found is None or self._has_ended(rank, found.process) else found

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from real.buffers import transforms
 from real.buffers.memory import Memory, on_host
-from real.checkpoints.rank_state import SHARED_SECTIONS, RankState
 from real.programs.base import Batch, Computation, Feed, Program, WriteFile
 from real.programs.batches import PassBatches
 from real.programs.binding import Binding, trained_parameters
 from real.programs.optimizers import MakeOptimizer, Outer, Rating, nesterov, takes_ratios
+from real.programs.rank_state import SHARED_SECTIONS, RankState
 from real.programs.sharing import shared_update
 from real.programs.units import UnitHooks
 from simdist.errors import PlanError, RunError

@@ -52,6 +52,12 @@ def _not_certain(probability: float) -> float:
     return probability
 
 
+def _named(cause: str) -> str:
+    if not cause.strip():
+        raise ValueError(f"{shown(cause)}: write a name, e.g. gpu")
+    return cause
+
+
 class Worst(Settings):
     """Nodes that fail more often than the others.
 
@@ -105,7 +111,7 @@ class FailureCause(Settings):
         notice_s: Of a planned interruption; long enough to save if absent.
     """
 
-    cause: Annotated[str, Field(min_length=1)]
+    cause: Annotated[str, AfterValidator(_named)]
     of: Component = "gpu"
     rate_per_s: RatePerSecond | None = Field(default=None, alias="rate")
     every_s: _Gaps | None = None

@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
+import numpy as np
+
 from simdist.plan.failures import StepFailure
 from simdist.runs.recovery import Category
 from simdist.runs.run_directory import RunDirectory, read_trace
@@ -17,7 +19,7 @@ from simdist.settings.units import format_error, format_seconds
 from simdist.studies import statistics
 from simdist.studies.columns import Column
 from simdist.studies.tables import BOTH, table_text
-from simdist.traces.attempts import ATTEMPTS, AttemptLog, MeasuredAttempt, attempt_trace_name
+from simdist.traces.attempts import ATTEMPTS, Absence, AttemptLog, MetFailure, attempt_trace_name
 from simdist.traces.times_of_steps import TimesOfSteps, times_of_steps
 from simdist.traces.trace import Trace
 
@@ -81,12 +83,16 @@ class AttemptsValidation:
         simulated_steps: First and last step of each attempt, the last one excluded.
         measured_steps: The same.
         recovery: Parts of the measured recoveries; None if nothing failed.
+        simulated_absences: Rank, first and last step of each stretch of steps that count without it.
+        measured_absences: The same.
     """
 
     categories: tuple[CategoryTime, ...]
     simulated_steps: tuple[tuple[int, int], ...]
     measured_steps: tuple[tuple[int, int], ...]
     recovery: MeasuredRecovery | None
+    simulated_absences: tuple[tuple[int, int, int], ...] = ()
+    measured_absences: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def simulated_s(self) -> float:
@@ -113,7 +119,10 @@ class AttemptsValidation:
             simulated_repeated, measured_repeated (int): Steps that were done again.
             recovery (object or null): Mean `detect_s`, `timeout_s`, `schedule_s`, `start_s`, `connect_s`, `load_s` and
                 `warm_up_s` of the measured recoveries.
+            simulated_absences, measured_absences (list): Only if ranks went on without others: rank, first step without
+                it, and the step at which it was back or the job ended.
         """
+        absences = {"simulated_absences": self.simulated_absences, "measured_absences": self.measured_absences}
         return {
             "simulated_s": self.simulated_s,
             "measured_s": self.measured_s,
@@ -124,6 +133,7 @@ class AttemptsValidation:
             "simulated_repeated": n_repeated(self.simulated_steps),
             "measured_repeated": n_repeated(self.measured_steps),
             "recovery": None if self.recovery is None else asdict(self.recovery),
+            **(absences if self.simulated_absences or self.measured_absences else {}),
         }
 
     def text(self) -> Iterator[str]:
@@ -133,6 +143,9 @@ class AttemptsValidation:
         simulated, measured = map(_steps_text, (self.simulated_steps, self.measured_steps))
         same = simulated == measured
         yield f"attempts: {measured}" if same else f"attempts: simulated {simulated}; measured {measured}"
+        if self.simulated_absences or self.measured_absences:
+            simulated, measured = map(_absences_text, (self.simulated_absences, self.measured_absences))
+            yield f"absent: simulated {simulated}; measured {measured}"
         yield table_text(
             "where the time of the whole job goes",
             _COLUMNS,
@@ -175,7 +188,14 @@ def validate_attempts(
         if seconds or measured.seconds.get(name)
     ]
     steps = tuple((each.first_step, each.last_step) for each in suffered.attempts)
-    return AttemptsValidation(tuple(categories), steps, measured.steps, measured.recovery)
+    return AttemptsValidation(
+        tuple(categories),
+        steps,
+        measured.steps,
+        measured.recovery,
+        tuple((each.replica, each.first_step, each.last_step) for each in suffered.goodput.absences),
+        tuple((each.rank, each.first_step, _last_step(each, run)) for each in log.absences),
+    )
 
 
 def _in_categories(suffered: SufferedRun) -> dict[Category, float]:
@@ -207,6 +227,7 @@ def _measured(run: RunDirectory, log: AttemptLog, real: Trace) -> _MeasuredJob:
     seconds: dict[Category, float] = dict.fromkeys(
         (
             "productive",
+            "absent_replicas",
             "checkpoint_save",
             "checkpoint_restore",
             "program_startup",
@@ -227,17 +248,43 @@ def _measured(run: RunDirectory, log: AttemptLog, real: Trace) -> _MeasuredJob:
             seconds["infrastructure_recovery"] += attempts[number + 1].launched_s - end.at_s
         kept = min([later.first_step for later in attempts[number + 1 :]], default=run.plan.n_steps)
         times = _times_of(number, run, real, is_last=attempt.ended_s is not None)
+        paused_s = math.fsum(each.length_s for each in log.pauses if began_s <= each.begin_s < end.at_s)
         kept_s = 0.0
         if times is not None and kept > attempt.first_step:
-            kept_s = times.begin_s(kept, attempt.first_step) if attempt.ended_s is None else end.at_s - began_s
+            kept_s = (
+                times.begin_s(kept, attempt.first_step) if attempt.ended_s is None else end.at_s - began_s - paused_s
+            )
             saved_s = times.stalls_s(attempt.first_step, kept)
             if attempt.ended_s is not None:  # the job ends with its last file
                 saved_s += real.makespan_s - float(times.begin_next_s[-1])
+            share = _share_absent(run, log, times, attempt.first_step, kept) if log.absences else 0.0
             seconds["checkpoint_save"] += saved_s
-            seconds["productive"] += kept_s - saved_s
-        seconds["wasted_progress"] += end.at_s - began_s - kept_s
+            seconds["productive"] += (kept_s - saved_s) * (1 - share)
+            seconds["absent_replicas"] += (kept_s - saved_s) * share
+        for pause in log.pauses:
+            if began_s <= pause.begin_s < end.at_s:
+                seconds["infrastructure_recovery"] += pause.waiting_s
+                seconds["initialization"] += pause.connect_s
+                seconds["checkpoint_restore"] += pause.load_s
+        seconds["wasted_progress"] += end.at_s - began_s - kept_s - paused_s
     steps = tuple((attempt.first_step, end.step) for attempt, end in zip(attempts, ends, strict=True))
-    return _MeasuredJob(seconds, steps, _recovery(attempts, ends))
+    return _MeasuredJob(seconds, steps, _recovery(run, log, ends))
+
+
+def _last_step(absence: Absence, run: RunDirectory) -> int:
+    """Return the step at which a rank was back, or the job ended."""
+    return run.plan.n_steps if absence.last_step is None else absence.last_step
+
+
+def _share_absent(run: RunDirectory, log: AttemptLog, times: TimesOfSteps, first_step: int, last_step: int) -> float:
+    """Return which share of the time of some steps, of all ranks together, ranks were absent for."""
+    begins_s = np.concatenate([[0.0], times.begin_next_s[:-1]])
+    steps_s = np.nan_to_num(times.end_s - begins_s)
+    absent = np.zeros(run.plan.n_steps)
+    for each in log.absences:
+        absent[each.first_step : _last_step(each, run)] += 1 / run.plan.world_size
+    kept = slice(first_step, last_step)
+    return float((steps_s * absent)[kept].sum() / steps_s[kept].sum())
 
 
 def _end_of(number: int, run: RunDirectory, log: AttemptLog) -> _Failed:
@@ -267,26 +314,52 @@ def _times_of(number: int, run: RunDirectory, real: Trace | None, *, is_last: bo
     return times_of_steps(read_trace(path, plan=run.plan)) if path.exists() else None
 
 
-def _recovery(attempts: Sequence[MeasuredAttempt], ends: Sequence[_Failed]) -> MeasuredRecovery | None:
-    """Return the mean parts of the recoveries; None if there are none."""
-    if len(attempts) < 2:
+def _recovery(run: RunDirectory, log: AttemptLog, ends: Sequence[_Failed]) -> MeasuredRecovery | None:
+    """Return the mean parts of the recoveries; None if there are none.
+
+    Where others go on, what a rank takes to start counts from the moment when these know that it is gone.
+    """
+    later = log.attempts[1:]
+    if not later and not log.absences:
         return None
-    later = attempts[1:]
     found = [(after.launched_s - end.at_s, end.failure) for end, after in zip(ends, later, strict=False)]
     hangs = [seconds for seconds, failure in found if failure and failure.kind == "hang"]
     deaths = [seconds for seconds, failure in found if failure and failure.kind == "gone"]
     losses = [seconds for seconds, failure in found if failure and failure.kind == "lost"]
+    starts = [each.started_s - each.launched_s for each in later]
+    starts_of_lost: list[float] = []
+    for met, absence in _noticed(run, log):
+        kind = run.failures[met.number].kind
+        if kind != "planned":
+            (hangs if kind == "hang" else deaths).append(absence.noticed_s - met.at_s)
+        if absence.started_s is not None:
+            (starts_of_lost if kind == "lost" else starts).append(absence.started_s - absence.noticed_s)
     detect_s = _mean(deaths)
-    lost_s = _mean(losses)
+    start_s = _mean(starts) or 0.0
+    beyond_s = [each - (detect_s or 0.0) for each in losses] + [each - start_s for each in starts_of_lost]
+    schedule_s = _mean(beyond_s)
+    meetings = [each.connected_s - each.started_s for each in later] + [each.connect_s for each in log.pauses]
+    loads = [each.load_s for each in later] + [each.load_s for each in log.pauses if each.load_s]
+    warm_ups = [(each.began_s or each.connected_s) - each.connected_s - each.load_s for each in later]
+    warm_ups += [each.ready_s - each.started_s for each in log.absences if each.ready_s and each.started_s]
     return MeasuredRecovery(
         detect_s=detect_s,
         timeout_s=_mean(hangs),
-        schedule_s=None if lost_s is None else max(0.0, lost_s - (detect_s or 0.0)),
-        start_s=_mean([each.started_s - each.launched_s for each in later]) or 0.0,
-        connect_s=_mean([each.connected_s - each.started_s for each in later]) or 0.0,
-        load_s=_mean([each.load_s for each in later]) or 0.0,
-        warm_up_s=_mean([(each.began_s or each.connected_s) - each.connected_s - each.load_s for each in later]) or 0.0,
+        schedule_s=None if schedule_s is None else max(0.0, schedule_s),
+        start_s=start_s,
+        connect_s=_mean(meetings) or 0.0,
+        load_s=_mean(loads) or 0.0,
+        warm_up_s=_mean(warm_ups) or 0.0,
     )
+
+
+def _noticed(run: RunDirectory, log: AttemptLog) -> Iterator[tuple[MetFailure, Absence]]:
+    """Yield each failure that others went on after, with the absence of each of its ranks."""
+    for met in log.met:
+        failure = run.failures[met.number]
+        for rank in failure.ranks if failure.others_go_on else ():
+            later = [each for each in log.absences if each.rank == rank and each.noticed_s > met.at_s]
+            yield from ((met, each) for each in later[:1])
 
 
 def _mean(seconds: Sequence[float]) -> float | None:
@@ -296,3 +369,7 @@ def _mean(seconds: Sequence[float]) -> float | None:
 def _steps_text(steps: Sequence[Sequence[int]]) -> str:
     text = ", ".join(f"{first} to {last}" for first, last in steps)
     return f"{len(steps)}, steps {text}; {n_repeated(steps)} steps repeated"
+
+
+def _absences_text(absences: Sequence[tuple[int, int, int]]) -> str:
+    return ", ".join(f"rank {rank} in steps {first} to {last}" for rank, first, last in absences) or "nobody"

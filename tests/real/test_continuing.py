@@ -1,5 +1,6 @@
 """`python -m real` with `on_failure: continue`: ranks go on when others fail, until these are back."""
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
+from commandline import call  # noqa: E402
 from processes import Ending, run, run_as_main, torchrun_forks  # noqa: E402
 
 from real import models  # noqa: E402
@@ -73,8 +75,8 @@ def absent_steps(path: Path) -> dict[int, tuple[tuple[int, int], ...]]:
 
 
 @pytest.mark.sentinel
-def test_others_go_on_and_a_killed_rank_joins_them(tmp_path: Path) -> None:
-    """Rank 0 also, which others had asked so far. Both are back before the end."""
+def test_others_go_on_and_a_killed_rank_joins_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rank 0 also, which wrote the log until then. Both are back before the end."""
     path = write(tmp_path / "run", [lost(10, 1), lost(80, 0)], steps=200)
     perform(path, "--checkpoints", tmp_path / "saved")
     log = AttemptLog.load(path / ATTEMPTS)
@@ -82,6 +84,14 @@ def test_others_go_on_and_a_killed_rank_joins_them(tmp_path: Path) -> None:
     assert [(each.rank, each.first_step) for each in log.absences] == [(1, 10), (0, 80)]
     assert all(each.last_step and each.last_step > each.first_step for each in log.absences)
     assert absent_steps(path) == {each.rank: ((each.first_step, each.last_step),) for each in log.absences}
+    answer = call(capsys, "validate", path, "--json")
+    assert answer.code == 0, answer.err
+    found = json.loads(answer.out)["rows"][0]["failures"]
+    assert found["measured_absences"] == [[each.rank, each.first_step, each.last_step] for each in log.absences]
+    assert found["measured_s"] == pytest.approx(log.attempts[0].ended_s - log.attempts[0].launched_s)
+    measured_s = {each["category"]: each["measured_s"] for each in found["categories"]}
+    assert min(measured_s.values()) >= 0
+    assert measured_s["absent_replicas"] > 0
 
 
 def trained(skips: dict[int, tuple[int, int]], steps: int) -> list[torch.Tensor]:

@@ -89,6 +89,7 @@ def test_rates_are_varied_and_may_be_ranges_that_no_step_depends_on() -> None:
         ("of: gpu, rate: 17 %", "rate: 17 %", "causes[0].of: a rate of what?"),
         ("rate: 17 % per year", "every: [2 h, 1 h]", "causes[0].every: the first is longer than the second"),
         ("rate: 17 % per year", "rate: 1e10 per s", "causes[0].rate: '1e10 per s': write 1,000,000,000 per s or less"),
+        ("cause: gpu", "cause: ''", "causes[0].cause: '': write a name, e.g. gpu"),
         ("of: domain, ", "of: node, ", "causes[2].domain_nodes: not with of: node: it belongs to of: domain"),
         ("domain_nodes: 8, ", "", "causes[2].domain_nodes: required with of: domain: write e.g. domain_nodes: 8"),
         ("domain_nodes: 8", "domain_nodes: 80", "causes[2].domain_nodes: 80: the cluster has 16 nodes"),
