@@ -179,6 +179,13 @@ def _continue(run: RunDirectory, build: jobs.Build | None, options: SimpleNamesp
     """Perform a run whose ranks go on when others fail: as one of them, as their meeting place, or start all here."""
     check_performable(run.plan)
     world_size = run.plan.world_size
+    if options.backend == "nccl" or options.device == "cuda":
+        raise ScenarioError(f"{run.path}: failures.on_failure: continue: ranks use gloo on CPUs: leave --backend out")
+    if options.replica is None and "RANK" in os.environ:
+        raise ScenarioError(
+            f"{run.path}: failures.on_failure: continue: each rank has a torchrun of its own: write `python -m real "
+            f"{run.path}` without torchrun, or --meet and --replica"
+        )
     if options.replica is None:
         with locked(run.path):
             _check_not_measured(run, options)

@@ -33,7 +33,7 @@ _COMMANDS = {  # the first sentence of each command's help
     "init": "Write a scenario to begin with.",
     "learn": "Show when a model reaches a target under each schedule.",
     "plan": "Write plans and prove what they compute.",
-    "presets": "Show the clusters, workloads and scenarios that ship.",
+    "presets": "Show the clusters, workloads, failures and scenarios that ship.",
     "report": "Write one HTML page about runs, a sweep, or learning.",
     "results": "Show the results of sweeps and of runs as one table.",
     "simulate": "Simulate, and show where the time of a step goes.",

@@ -74,7 +74,7 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
 @click.argument("name", required=False)
 @common.options
 def command(session: common.CliSession, *, kind: PresetKind | None, name: str | None) -> None:
-    """Show the clusters, workloads, rates of failures and scenarios that ship.
+    """Show the clusters, workloads, failures and scenarios that ship.
 
     A kind limits the list. A kind and a NAME print the preset's YAML.
     """

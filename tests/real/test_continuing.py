@@ -145,10 +145,15 @@ def test_if_nobody_is_left_all_begin_from_the_newest_checkpoint(tmp_path: Path) 
     assert absent_steps(path) == {}
 
 
-def test_what_cannot_go_on_without_a_rank_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_go_on_without_a_rank_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = write(tmp_path / "run", [lost(6, 1)], steps=12, schedule="{kind: fsdp}")
     assert main([str(path)]) == 1
     assert "real ranks go on without one of them only where all meet in means" in capsys.readouterr().err
     path = write(tmp_path / "sync", [lost(6, 1)], steps=12)
     assert main([str(path), "--replica", "3", "--meet", "localhost:1"]) == 2
     assert "a replica from 0 to 2" in capsys.readouterr().err
+    monkeypatch.setenv("RANK", "0")
+    assert main([str(path)]) == 2
+    assert "each rank has a torchrun of its own" in capsys.readouterr().err
