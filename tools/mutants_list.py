@@ -2883,8 +2883,8 @@ _FAILURES = (
         "failures",
         "a bad node that was replaced still fails more often",
         _ATTEMPTS,
-        "return failure.is_excess and failure.first_node in self.nodes.replaced",
-        "return False",
+        "if failure.is_excess and failure.first_node in self.nodes.replaced:",
+        "if False:",
         _TEST_ATTEMPTS,
     ),
     Mutant(

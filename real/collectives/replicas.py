@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from real.buffers.memory import Memory
-from real.collectives.worlds import divided
+from real.collectives.worlds import part_of_mean
 from real.processes.membership import Members, Membership, Met
 from simdist.errors import RunError
 from simdist.plan import Plan, ops
@@ -162,7 +162,7 @@ class ReplicaWorld:
             n_tries += 1
             if n_tries > 1 or size not in self._copies:  # an abandoned try may still write to the one before
                 self._copies[size] = torch.empty_like(buffer)
-            taken = divided(buffer, len(members.ranks), self._copies[size])
+            taken = part_of_mean(buffer, len(members.ranks), self._copies[size])
             if len(members.ranks) > 1:
                 self._groups.of(members).allreduce([taken]).wait()
             return taken

@@ -390,11 +390,11 @@ def _served(plan: Plan) -> list[ops.AllReduce]:
 def _scaled(buffer: Tensor, op: ops.AllReduce | ops.Reduce | ops.ReduceScatter, out: Tensor) -> Tensor:
     """Return this member's contribution to the reduction, in `out`, which may be the buffer itself."""
     if op.reduction == "mean":
-        return divided(buffer, op.group.size, out)
+        return part_of_mean(buffer, op.group.size, out)
     return out if out is buffer else out.copy_(buffer)
 
 
-def divided(buffer: Tensor, size: int, out: Tensor) -> Tensor:
+def part_of_mean(buffer: Tensor, size: int, out: Tensor) -> Tensor:
     """Return what a member of a group of that size adds to a mean, in `out`, which may be the buffer itself."""
     if size & (size - 1) == 0:  # then the product equals the quotient to the last bit, and is faster
         return torch.mul(buffer, 1 / size, out=out)

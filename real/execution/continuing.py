@@ -9,6 +9,7 @@ checkpoint. What is known of a run is in the store of the job, and the first ran
 """
 
 import json
+import math
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -371,7 +372,7 @@ class ContinuedRun:
         trace = replace(trace, run=report.run)
         *before, this = log.attempts
         assert this.began_s is not None
-        pauses_s = sum(each.length_s for each in log.pauses if each.begin_s >= this.began_s)
+        pauses_s = math.fsum(each.length_s for each in log.pauses if each.begin_s >= this.began_s)
         this = replace(this, ended_s=this.began_s + trace.makespan_s + pauses_s)
         self._save(replace(log, attempts=(*before, this), run=report.run))
         for rank in range(self.plan.world_size):

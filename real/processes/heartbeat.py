@@ -27,7 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Literal, NoReturn, final
 
@@ -142,6 +142,21 @@ class _Pulse:
             self._wake.clear()
 
 
+@dataclass(slots=True)
+class _OwnEnd:
+    """Why this rank may have to end although no other has failed.
+
+    Args:
+        parent: The process with which this one ends; None if it outlives it.
+        left_behind: Returns why the others went on without this rank; empty if they did not.
+        known_s: When that was known first, by `time.monotonic`.
+    """
+
+    parent: int | None
+    left_behind: Callable[[], str] | None
+    known_s: float | None = None
+
+
 @final
 class Guard:
     """Watches the other ranks, and reports this rank to them.
@@ -183,11 +198,9 @@ class Guard:
         self._me = Heartbeat(rank, 0, 0, socket.gethostname(), machine(), os.getpid(), "alive", "", process=process)
         self._table = BeatTable(store, self._me, world_size)
         self._store_host = store_rank, store_at
-        self._parent = os.getppid() if exit_with_parent else None
         self._failure = _Failure()
         self._leaving = False
-        self._left_behind = left_behind
-        self._left_behind_s: float | None = None
+        self._own_end = _OwnEnd(os.getppid() if exit_with_parent else None, left_behind)
         self._timeout_s = 0.0
         self._pulse = _Pulse(self._beat_on)
 
@@ -456,8 +469,8 @@ class Guard:
 
     def _judge(self, gone: set[int]) -> None:
         """Name the first rank that failed, is gone, or is silent, in this order."""
-        if self._left_behind is not None:
-            self._judge_own(self._left_behind())
+        if self._own_end.left_behind is not None:
+            self._judge_own(self._own_end.left_behind())
             return
         others = self._table.others
         for beat in others:
@@ -480,13 +493,13 @@ class Guard:
             return
         self._failure.blame(why)
         now_s = time.monotonic()
-        self._left_behind_s = self._left_behind_s or now_s
-        if now_s - self._left_behind_s > _LAST_WORDS_S + _SETTLE_S:
+        self._own_end.known_s = self._own_end.known_s or now_s
+        if now_s - self._own_end.known_s > _LAST_WORDS_S + _SETTLE_S:
             print(f"{self._me}: {why}", file=sys.stderr, flush=True)  # noqa: T201
             os._exit(1)  # the main thread hangs
 
     def _end_with_parent(self) -> None:
-        if self._parent is None or os.getppid() == self._parent:
+        if self._own_end.parent in (None, os.getppid()):
             return
         print(f"{self._me}: the process that started it is gone; it ends too", file=sys.stderr, flush=True)  # noqa: T201
         self._failure.blame(f"{self._me} lost the process that started it")

@@ -197,7 +197,7 @@ class FailureCause(Settings):
     def per_s(self, n_nodes: int, gpus_per_node: int) -> float:
         """Return the failures of all components per second, in the mean; 0 if they are recorded."""
         if self.every_s:
-            return 2 / sum(self.every_s)
+            return 2 / math.fsum(self.every_s)
         return (self.rate_per_s or 0.0) * self.n_components(n_nodes, gpus_per_node)
 
     def scaled(self, factor: float) -> Self:

@@ -125,6 +125,7 @@ class Row:
             memory_of_nbytes (object): The same by use: `parameters`, `optimizer`, `units` (gathered parameters),
                 `gradients`, `activations`, `communication`, `other`.
             goodput, ettr (float): Only with `failures`: shares of the whole job, as in "Goodput of a schedule".
+            goodput_range90 (list): With uncertain rates or recoveries: `[low, high]`, as there.
             step_s_range90, speedup_range90 (list): With `uncertain` values: `[low, high]`, 90 % intervals from seeds,
                 these values and published errors.
         """

@@ -48,7 +48,10 @@ class DrawnJob:
 
     def goodput_range(self, center: float, chance: Interval | None) -> tuple[Interval, dict[str, float]] | None:
         """Return between which ends goodput lies with 90 %, and the share of each cause."""
-        return None if self.goodput is None else _within(center, self.goodput, chance, self.places)
+        if self.goodput is None:
+            return None
+        (low, high), shares = _within(center, self.goodput, chance, self.places)
+        return (max(low, 0.0), min(high, 1.0)), shares
 
     def difference_range(self, base: "DrawnJob", center: float, chance: Interval | None) -> Interval | None:
         """Return the same of a difference of goodputs."""

@@ -252,6 +252,7 @@ def values_of(result: ResultRow, varied: Sequence[str]) -> dict[str, object]:
         staging_s, epoch_first_s, epoch_last_s (float or null): With a data set: staging, the first and the last epoch.
         gradients_used (float or null): Share of batches used.
         goodput, ettr (float or null): With failures: shares of the time of the whole job.
+        goodput_range90_low, goodput_range90_high (float or null): 90 % interval, with uncertain rates or recoveries.
         engine (str): `fast` or `des`. Of runs, the program that wrote the trace.
         seeds (int): Number of seeds.
         error_ratio (float or null): Error of the step time, where a measured run has a simulation.

@@ -190,6 +190,7 @@ def record(measured: ScheduleTimes) -> dict[str, object]:
         memory (object): Only of a sharded or too large model: `nbytes` (int), the peak on a device; `of` (object), the
             same by use; `limit_nbytes` (int or null); `not_counted` (str).
         goodput, ettr (float): Only with failures: shares of the time of the whole job.
+        goodput_range90 (list): Only with uncertain rates or recoveries: `[low, high]`, the 90 % interval.
         failed, error (str): Kind of the error, and its message.
         crc32 (int): CRC-32 (zlib) of the line before `, "crc32"`, with `}` appended.
 

@@ -47,9 +47,10 @@ from simdist.stragglers import find_gains, find_slowdown
 from simdist.studies.comparison import Row, compare, frame
 from simdist.studies.data_knobs import knob_effects
 from simdist.studies.epochs import find_epochs
+from simdist.studies.validated_run import validate_run
 from simdist.studies.validation import validate
 from simdist.traces import waiting
-from simdist.traces.attempts import ATTEMPTS
+from simdist.traces.attempts import ATTEMPTS, Absence, AttemptLog, Pause
 from simdist.traces.breakdown import break_down
 from simdist.traces.reads import expected
 from simdist.traces.trace import Trace
@@ -82,6 +83,7 @@ schedules:
 SACCT = """\
 JobID|State|Start|End|Elapsed|AllocTRES
 7|NODE_FAIL|2026-03-01T00:00:00|2026-03-01T09:00:00|09:00:00|gres/gpu=16,node=2
+7|FAILED|2026-03-01T09:10:00|2026-03-01T09:10:30|00:00:30|gres/gpu=16,node=2
 7|COMPLETED|2026-03-01T10:00:00|2026-03-01T19:00:00|09:00:00|gres/gpu=16,node=2
 """
 
@@ -126,9 +128,16 @@ FAILING = """\
 cluster: {nodes: 2, gpus_per_node: 1, fabric: ideal, network: ideal, storage: {latency: 2 ms, bandwidth: 1 GB/s}}
 workload: {tensors: [{name: all, count: 9}], batch_size: 1, forward: 1 s}
 steps: 2
-train_for: 2 days
+train_for: 60 days
 checkpoint: {every: 100, size: 5 GB}
-failures: {causes: [{cause: gpu, of: gpu, rate: 1 per day, effect: process}]}
+failures:
+  causes: [{cause: gpu, of: gpu, rate: 1 per day, effect: node}]
+  recovery: {detect: 1 min, schedule: 20 min}
+  on_failure: continue
+  step_factor: 1.02
+  uncertain:
+    causes[0].rate: {from: 0.5 per day, to: 2 per day, source: guessed}
+    recovery.schedule: {from: 10 min, to: 30 min, source: guessed}
 schedules: [sync, local-4]
 """
 RECORDED = """\
@@ -311,17 +320,24 @@ def of_validations(study: Study, folder: Path) -> dict[str, Found]:
     unsure += result("validate", one)["rows"]
     failed = write_failed_run(folder / "failed")
     unsure += result("validate", failed)["rows"]
-    with_failures = [unsure[-1]["failures"]]
+    whole = validate_run(run_directory.read(failed)).attempts
+    assert whole is not None
+    without_one = dataclasses.replace(whole, simulated_absences=((1, 3, 5),))
+    with_failures = [unsure[-1]["failures"], json.loads(json.dumps(without_one.document()))]
     failures = json.loads((failed / run_directory.FAILURES).read_text())
-    attempts = json.loads((failed / ATTEMPTS).read_text())
+    absences = (Absence(1, 3, 7.0), Absence(1, 3, 7.0, last_step=5, started_s=8.0, ready_s=9.0))
+    gone_on = json.loads(AttemptLog(absences=absences, pauses=(Pause(7.0),)).dumps())
+    attempts = [json.loads((failed / ATTEMPTS).read_text()), gone_on]
     return {
         "A run with failures": keys(with_failures),
         "Where the time of a run with failures went": keys(each(with_failures, "categories")),
         "Keys of failures.json": keys([failures]),
         "A failure at the start of a step": keys([*each([failures], "failures"), {"resume_before": 1}]),
-        "Keys of attempts.json": keys([attempts]),
-        "An attempt": keys(each([attempts], "attempts")),
-        "A failure that has struck": keys(each([attempts], "met")),
+        "Keys of attempts.json": keys(attempts),
+        "An attempt": keys(each(attempts, "attempts")),
+        "A failure that has struck": keys(each(attempts, "met")),
+        "A rank that was absent": keys(each(attempts, "absences")),
+        "A pause of the others": keys(each(attempts, "pauses")),
         "A validated run": keys(rows + unsure),
         "A run that is only simulated": keys(result("validate", folder / "apart")["rows"]),
         "A kind of operation, simulated and measured": keys(each(rows, "kinds")),
@@ -717,7 +733,8 @@ def test_frames_that_have_the_columns_of_a_command_have_all_of_them(study: Study
     tables = documented()
     rows = frame(compare(load(study.scenario), baseline="sync+naive", n_seeds=2))
     of_some = {"epochs", "added_s", "links_s", "shares", "late", "gradients_used"}
-    of_some |= {"step_s_range90", "speedup_range90", "memory_nbytes", "memory_of_nbytes", "goodput", "ettr"}
+    of_some |= {"step_s_range90", "speedup_range90", "memory_nbytes", "memory_of_nbytes"}
+    of_some |= {"goodput", "ettr", "goodput_range90"}
     of_facets = {"epoch_first_s", "epoch_last_s", "checkpoints_add_s", "links_add_s"}
     pairs = {"step_s_ci95", "speedup_ci95"}
     ends = {"step_s_ci95_low", "step_s_ci95_high", "speedup_ci95_low", "speedup_ci95_high"}
