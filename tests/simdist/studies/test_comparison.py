@@ -88,7 +88,7 @@ def test_checkpoints_add_what_they_cost_per_step_and_only_where_there_are_some()
     quiet = quiet.changed(cluster=quiet.cluster.model_copy(update={"disk": Disk(**disk)}))
     writing = quiet.changed(checkpoint={"every": 4, "nbytes": 10_000_000, "to": "disk", "ranks": "all"})
     (plain, *_), (saving, *_) = (compare(each, n_seeds=2) for each in (quiet, writing))
-    copied_s = 1e7 / quiet.cluster.device.host_bandwidth_Bps
+    copied_s = 1e7 / quiet.cluster.device.staging_bandwidth_Bps
     assert saving.of(ADDED)["checkpoints"] == pytest.approx((copied_s + 4 * 1e7 / 1e8) / 4, rel=1e-9)
     assert saving.step_s - plain.step_s == pytest.approx(saving.of(ADDED)["checkpoints"], rel=1e-9)
     assert (plain.of(ADDED), "added_s" in plain.document()) == ({}, False)
