@@ -209,17 +209,30 @@ def attempts(
     return run.goodput()
 
 
-def _check(failures: Failures, job: LongJob) -> None:
-    if (job.n_steps is None) == (job.horizon_s is None):
-        raise ScenarioError("how long is the job? Write train_for, e.g. 54 days, or 100000 steps")
+def check_policy(failures: Failures, n_replicas: int) -> None:
+    """Check that a policy has the replicas that it needs.
+
+    Args:
+        failures: What the job does about failures.
+        n_replicas: Replicas of the model.
+
+    Raises:
+        PlanError: It needs another replica, and there is none.
+    """
     asks = {"on_failure": "continue", "recovery.state": "replica"}
     has = {"on_failure": failures.on_failure, "recovery.state": failures.recovery.state}
     for key, value in asks.items():
-        if has[key] == value and job.n_replicas < 2:
+        if has[key] == value and n_replicas < 2:
             raise PlanError(
                 f"failures.{key}: {value}: all ranks hold one replica of the model together, so that nobody is left: "
                 f"write a schedule with replicas, e.g. hsdp, or another {key}"
             )
+
+
+def _check(failures: Failures, job: LongJob) -> None:
+    if (job.n_steps is None) == (job.horizon_s is None):
+        raise ScenarioError("how long is the job? Write train_for, e.g. 54 days, or 100000 steps")
+    check_policy(failures, job.n_replicas)
     for cause in failures.causes:
         if cause.effect == "flap" and cause.share and cause.cause not in job.slowed:
             raise ScenarioError(f"slowed has no factor for the cause {cause.cause!r}, whose flaps leave a share")
