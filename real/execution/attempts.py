@@ -23,7 +23,7 @@ from real.recording.timing import now_s, sleep_s
 from simdist.errors import RunError, naming_file
 from simdist.files import read_jsonl, replacing, sync, with_checksum
 from simdist.plan import Plan, ops
-from simdist.plan.failures import StepFailure
+from simdist.plan.failures import StepFailure, n_ended_attempts
 from simdist.plan.plan import StepIndex
 from simdist.traces.attempts import ATTEMPTS, AttemptLog, MeasuredAttempt, MetFailure, attempt_trace_name, join_attempts
 from simdist.traces.trace import Trace
@@ -200,6 +200,7 @@ def begin_attempt(
     found = [MetFailure(**each) for answer in answers for each in answer["met"]]
     met = {each.number: each for each in sorted(found, key=lambda each: (each.number, -each.at_s))}
     ended = [number for number in met if failures[number].ends_attempt]
+    n_ended = n_ended_attempts(failures, met)
     if n_before and ended and (limit := failures[max(ended)].resume_before) is not None:
         distrust(files, limit)
         for answer in answers:
@@ -210,7 +211,7 @@ def begin_attempt(
     due = [
         (number, each)
         for number, each in enumerate(failures)
-        if each.attempt == len(ended) and number not in met and rank in each.ranks
+        if each.attempt == n_ended and number not in met and rank in each.ranks
     ]
     performed = PerformedAttempt(folder, plan, connection, files, log, due, first_step)
     performed._save(log)

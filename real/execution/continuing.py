@@ -54,7 +54,7 @@ from real.recording.timing import now_s, precise_sleeps, sleep_s
 from simdist.files import replacing
 from simdist.plan import Plan
 from simdist.plan.delays import Delays
-from simdist.plan.failures import StepFailure
+from simdist.plan.failures import StepFailure, n_ended_attempts
 from simdist.traces.attempts import (
     ATTEMPTS,
     Absence,
@@ -253,7 +253,7 @@ class ContinuedRun:
         write_part(self.parts, RecordedPart(self.rank, self.plan.digest(), start_s))
         world = ReplicaWorld(self.plan, membership, self._groups, members.first_step, self._note_mean)
         met = {each.number for each in self._met()}
-        n_ended = sum(self.failures[number].ends_attempt for number in met)
+        n_ended = n_ended_attempts(self.failures, met)
         due = [
             (number, each)
             for number, each in enumerate(self.failures)
