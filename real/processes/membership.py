@@ -421,9 +421,7 @@ class Membership:
         """Return the membership from a step on with those who wait; None if nobody does."""
         absent = (rank for rank in range(self._world_size) if rank not in members.processes)
         found = {rank: self._waiting(rank) for rank in absent}
-        come = {
-            rank: each.process for rank, each in found.items() if each and each.process != members.left.get(rank)
-        }
+        come = {rank: each.process for rank, each in found.items() if each and each.process != members.left.get(rank)}
         return members.joined_by(come, step) if come else None
 
 
