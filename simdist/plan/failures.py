@@ -6,7 +6,7 @@ of an attempt end it together.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
@@ -84,11 +84,6 @@ def read_step_failures(path: Path, plan: Plan) -> tuple[StepFailure, ...]:
     except (OSError, ValueError, RecursionError, ValidationError) as error:
         raise PlanError(f"{path}: cannot be read as failures ({' '.join(str(error).split())})") from None
     return failures
-
-
-def n_ended_attempts(failures: Sequence[StepFailure], numbers: Iterable[int]) -> int:
-    """Return how many attempts have ended once the failures of some numbers have struck."""
-    return len({failures[number].attempt for number in numbers if failures[number].ends_attempt})
 
 
 def check_step_failures(plan: Plan, failures: Sequence[StepFailure]) -> None:

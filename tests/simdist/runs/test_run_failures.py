@@ -9,7 +9,6 @@ from simdist.plan.failures import (
     StepFailure,
     check_step_failures,
     dump_step_failures,
-    n_ended_attempts,
     read_step_failures,
 )
 from simdist.runs import run_directory
@@ -56,7 +55,6 @@ def test_failures_at_the_same_step_are_of_one_attempt() -> None:
         StepFailure(1, 22, (0,), "hang"),
     )
     check_step_failures(built.plan, found)
-    assert [n_ended_attempts(found, numbers) for numbers in ([], [0], [0, 1], [0, 2])] == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize(
