@@ -28,6 +28,8 @@ def test_doubts_are_those_of_the_rows():
     for kind, classes in written["training"].items():
         for name, entry in classes.items():
             assert np.allclose(entry["logs"], again["training"][kind][name]["logs"], atol=2e-4)
+    for name, entry in written["batch"]["classes"].items():
+        assert np.allclose(entry["logs"], again["batch"]["classes"][name]["logs"], atol=2e-4), name
 
 
 @pytest.mark.parametrize("every", [41])
