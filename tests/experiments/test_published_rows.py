@@ -50,6 +50,18 @@ def test_intervals_of_families_that_are_left_out_hold_nine_rows_in_ten_of_traini
     assert 0.85 <= sum(line.is_inside for line in training) / len(training) <= 0.95
 
 
+def test_intervals_of_batch_sizes_hold_nine_steps_in_ten_of_models_that_are_left_out():
+    batches = run.batches
+    for way in (batches.ONE, batches.TWO, batches.ONE + batches.SMALLER, batches.TWO + batches.SMALLER):
+        inside = [
+            low <= each.log <= high
+            for each in batches.all_errors()
+            if each.classes == (way,)
+            for low, high in [batches.ends(each.family, way, batches.PLACES[way][each.nbytes])]
+        ]
+        assert 0.85 <= sum(inside) / len(inside) <= 0.97, way
+
+
 def test_intervals_of_storages_that_are_left_out_hold_most_steps_that_read_from_them():
     reading = [line for line in run.saved() if line.kinds in run.estimate.STORAGE]
     assert 0.85 <= sum(line.is_inside for line in reading) / len(reading) <= 0.95
