@@ -235,7 +235,6 @@ def table() -> Iterator[str]:
     """Yield a line for each class and place: quantiles, and the share of errors that other families' intervals hold."""
     residuals = all_errors()
     yield "| known | at | rows | families | 5 % | median | 95 % | held |"
-    yield "|---|---|---|---|---|---|---|---|"
     for way, places in PLACES.items():
         for at, some in zip(places, of_way(residuals, way), strict=True):
             if not some:
@@ -251,7 +250,6 @@ def table() -> Iterator[str]:
 def curves_table() -> Iterator[str]:
     """Yield by family how near steps are that the largest batch, a quarter of it and one sample predict."""
     yield "| curves | count | steps | median error | worst | within 10 % | held | width |"
-    yield "|---|---|---|---|---|---|---|---|"
     every: list[tuple[str, Predicted]] = []
     count: dict[str, int] = {}
     for curve in curves():
