@@ -707,13 +707,13 @@ def mutants(_: Path, __: str) -> list[str]:
     found = recorded("mutants.json")
     by_tier = Counter(each["tier"] for each in found)
     survived = [each for each in found if each["tier"] is None]
-    n_rooms = len({each["room"] for each in found})
+    n_packages = len({each["package"] for each in found})
     n_noticed = len(found) - len(survived)
     return [
-        f"Of {len(found)} bugs in {n_rooms} places, {n_noticed} are noticed: {by_tier['check']} by `make check`, "
+        f"Of {len(found)} bugs in {n_packages} packages, {n_noticed} are noticed: {by_tier['check']} by `make check`, "
         f"{by_tier['test']} more by `make test`, and {by_tier['ci']} more by `make ci`. Not noticed:",
         "",
-        *(f"* {each['room']}: {each['name']}" for each in survived),
+        *(f"* {each['package']}: {each['name']}" for each in survived),
     ]
 
 

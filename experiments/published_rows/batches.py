@@ -152,7 +152,6 @@ def table() -> Iterator[str]:
     families = {each.family for each in residuals}
     without = {name: document([each for each in residuals if each.family != name]) for name in families}
     yield "| known | batch over measured | rows | families | 5 % | median | 95 % | held |"
-    yield "|---|---|---|---|---|---|---|---|"
     for way in WAYS:
         for place, some in enumerate(of_way(residuals, way)):
             if not some:
