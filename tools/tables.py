@@ -665,16 +665,11 @@ def speed(_: Path, __: str) -> list[str]:
 
 
 def questions(_: Path, __: str) -> list[str]:
-    """Return what answers about real models cost and how cost grows, from the recorded benchmark."""
+    """Return what answers about real models cost, from the recorded benchmark."""
     measured = recorded("questions.json")
     lines = ["| question | CPU seconds | memory |", "|---|---|---|"]
     for row in measured["questions"]:
         lines.append(f"| {row['question']} | {row['cpu_s']:.1f} | {row['peak_MiB']:.0f} MiB |")
-    lines += ["", "| growth with | sizes | CPU seconds | exponent |", "|---|---|---|---|"]
-    for row in measured["growth"]:
-        sizes = ", ".join(f"{size:,}" for size in row["sizes"])
-        seconds = ", ".join(f"{each:.2f}" for each in row["cpu_s"])
-        lines.append(f"| {row['of']} | {sizes} | {seconds} | {row['exponent']:.2f} |")
     return lines
 
 
