@@ -515,8 +515,8 @@ def other_batch_sizes() -> str:
     """Return how near steps are to what two sizes of their curve and one sample predict."""
     _, n_curves, n_steps, middle, worst, within, held, _ = rows("published_rows", "curves")[-1]
     return (
-        f"{n_steps} steps of {n_curves} curves: median {middle}, worst {worst}; {within} within 10 %; of smaller sizes, "
-        f"{held} in the interval"
+        f"{n_steps} steps of {n_curves} curves: median {middle}, worst {worst}; {within} within 10 %; "
+        f"of smaller sizes, {held} in the interval"
     )
 
 
