@@ -28,6 +28,7 @@ _MOST_IN_VAIN = 1000  # failures without a newer file, after which a job with a 
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 _Seconds: TypeAlias = dict[Category, float]
 _Key: TypeAlias = tuple[int, int]  # of a failure: its cause and number
+_LEAVE, _FORM, _JOIN, _FAIL = range(4)  # the order of what happens at the same step
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +207,7 @@ def attempts(
     run = _Run(failures, job, FailureChances(seed), observe or _ignore, observe_strikes or _ignore)
     run.upcoming = _FailureQueue(failures_of(failures, seed=seed, n_nodes=job.n_nodes, gpus_per_node=job.gpus_per_node))
     for step, failure in failures_at_steps(failures, n_nodes=job.n_nodes, gpus_per_node=job.gpus_per_node):
-        run.at_step(step, partial(run.fail_at_step, failure))
+        run.at_step(step, _FAIL, partial(run.fail_at_step, failure))
     return run.goodput()
 
 
@@ -281,7 +282,7 @@ class _Run:
     own_s: _Seconds = field(default_factory=dict)
     losses: list[CauseLoss] = field(default_factory=list)
     timers: list[tuple[float, int, _Action]] = field(default_factory=list)
-    targets: list[tuple[int, int, _Action]] = field(default_factory=list)
+    targets: list[tuple[int, int, int, _Action]] = field(default_factory=list)
     slow: dict[int, dict[int, Failure]] = field(default_factory=dict)
     defects: dict[int, Failure] = field(default_factory=dict)
     flaps: dict[int, list[float]] = field(default_factory=dict)
@@ -363,7 +364,7 @@ class _Run:
             steps.wait_for_file()
             self._end()
         elif steps.has_done(target):
-            heapq.heappop(self.targets)[2]()
+            heapq.heappop(self.targets)[3]()
         elif timer_s <= self.upcoming.at_s:
             heapq.heappop(self.timers)[2]()
         else:
@@ -374,10 +375,10 @@ class _Run:
         self.n_timers += 1
         heapq.heappush(self.timers, (at_s, self.n_timers, action))
 
-    def at_step(self, step: int, action: _Action) -> None:
-        """Do something when so many steps are done."""
+    def at_step(self, step: int, order: int, action: _Action) -> None:
+        """Do something when so many steps are done, in an order at the same step."""
         self.n_timers += 1
-        heapq.heappush(self.targets, (step, self.n_timers, action))
+        heapq.heappush(self.targets, (step, order, self.n_timers, action))
 
     def fail_at_step(self, failure: Failure) -> None:
         """Let a failure come now that comes at a step."""
@@ -491,7 +492,7 @@ class _Run:
         if others_go_on or (notice_s is not None and not can_save):
             self.leaving[_key(failure)] = failure
             if others_go_on:
-                self.at_step(self._next_average(), partial(self._leave_at_average, failure))
+                self.at_step(self._next_average(), _LEAVE, partial(self._leave_at_average, failure))
             if notice_s is not None:
                 self.after(steps.now_s + notice_s, partial(self._interrupt, failure))
         elif not can_save:
@@ -774,7 +775,7 @@ class _Run:
     def _form_at(self, step: int, failure: Failure, noticed_s: float) -> None:
         """Let the others form their groups again after a step, once they know who has left."""
         self.to_form.append((failure, noticed_s))
-        self.at_step(step, self._form_again)
+        self.at_step(step, _FORM, self._form_again)
 
     def _form_again(self) -> None:
         """Wait until the others know of all that have left, and form their groups without them."""
@@ -820,7 +821,7 @@ class _Run:
     def _is_ready(self, failure: Failure, token: int) -> None:
         """Let replicas that are ready again join at the next average."""
         if token in self.absent.values():
-            self.at_step(self._next_average(), partial(self._join, failure, token))
+            self.at_step(self._next_average(), _JOIN, partial(self._join, failure, token))
 
     def _join(self, failure: Failure, token: int) -> None:
         """Take replicas back, which get the state of the others while these wait."""
