@@ -574,6 +574,7 @@ class _Run:
         self.leaving.clear()
         self.to_form.clear()
         self._end_absences(self.absent, n_done)
+        self.stateless.update(self.absent)
         self.absent.clear()
         self._set_pace()
         self.n_in_vain = 0 if resume > self.most_resumed else self.n_in_vain + 1
