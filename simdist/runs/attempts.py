@@ -807,7 +807,7 @@ class _Run:
         """
         recovery = self.failures.recovery
         finding_s = math.fsum(seconds for _, seconds in parts_of.finding(self.failures, failure))
-        there_s = self._replaced(failure, self.steps.now_s + finding_s)
+        there_s = max(self._replaced(failure, self.steps.now_s + finding_s), self._all_back_s(failure))
         self.all_there_s = max(self.all_there_s, there_s)
         starting = [parts_of.starting(recovery, self.job.n_ranks, 0.0)[0], parts_of.warming_up(recovery)]
         ready_s = there_s + math.fsum(s for _, s in parts_of.tried(recovery, starting, failure, self.chances))
@@ -818,6 +818,14 @@ class _Run:
         self._set_pace(lost_samples=lost_samples)
         if ready_s < math.inf:
             self.after(ready_s, partial(self._is_ready, failure, self.n_timers))
+
+    def _all_back_s(self, failure: Failure) -> float:
+        """Return when the nodes of the replicas that a failure hits are all there, those that were lost before too."""
+        hit = self._replicas(failure)
+        size = self.job.ranks_per_replica or self.job.n_ranks
+        first = hit.start * size // self.job.gpus_per_node
+        last = (hit.stop * size - 1) // self.job.gpus_per_node
+        return max(self.away_until_s.get(node, 0.0) for node in range(first, last + 1))
 
     def _is_ready(self, failure: Failure, token: int) -> None:
         """Let replicas that are ready again join at the next average."""
