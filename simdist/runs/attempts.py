@@ -359,7 +359,7 @@ class _Run:
         if steps.now_s >= self.horizon_s:
             self._end()
         elif steps.has_done(n_steps) and self.to_form:
-            self._form_again()
+            self._form_again(self.n_attempts)
         elif steps.has_done(n_steps):
             steps.wait_for_file()
             self._end()
@@ -776,10 +776,12 @@ class _Run:
     def _form_at(self, step: int, failure: Failure, noticed_s: float) -> None:
         """Let the others form their groups again after a step, once they know who has left."""
         self.to_form.append((failure, noticed_s))
-        self.at_step(step, _FORM, self._form_again)
+        self.at_step(step, _FORM, partial(self._form_again, self.n_attempts))
 
-    def _form_again(self) -> None:
+    def _form_again(self, n_attempts: int) -> None:
         """Wait until the others know of all that have left, and form their groups without them."""
+        if n_attempts != self.n_attempts:
+            return
         for failure, noticed_s in self.to_form:
             self._pause(failure, "infrastructure_recovery", noticed_s - self.steps.now_s)
         if self.to_form:
