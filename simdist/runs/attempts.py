@@ -6,14 +6,16 @@ events, `CheckpointedSteps` goes on by arithmetic, so the cost is per event.
 
 Failures come by the clock on the wall, so that policies and schedules meet the same ones. One that comes while the job
 is down begins the recovery anew. While a job closes for a planned interruption, and while the other replicas wait for
-one that is lost, failures wait for the end of it.
+one that is lost, failures wait for the end of it. Failures at the same step strike together and end one attempt: the
+job knows it as soon as the first of them is found, and waits until all nodes are replaced.
 """
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from typing import TypeAlias, get_args
 
 from simdist.errors import PlanError, ScenarioError
@@ -21,9 +23,10 @@ from simdist.runs import recovery as parts_of
 from simdist.runs.checkpointed_steps import CheckpointedSteps, Checkpoints, Pace
 from simdist.runs.recovery import Category, Nodes, TimedPart
 from simdist.scenario.failure_sampling import Failure, FailureChances, failures_at_steps, failures_of
-from simdist.scenario.failures import FailureCause, Failures
+from simdist.scenario.failures import Effect, FailureCause, Failures
 
 _Action: TypeAlias = Callable[[], None]
+_ENDING: tuple[Effect, ...] = ("process", "node", "hang", "planned")
 _MOST_IN_VAIN = 1000  # failures without a newer file, after which a job with a number of steps never ends
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 _Seconds: TypeAlias = dict[Category, float]
@@ -206,8 +209,9 @@ def attempts(
     _check(failures, job)
     run = _Run(failures, job, FailureChances(seed), observe or _ignore, observe_strikes or _ignore)
     run.upcoming = _FailureQueue(failures_of(failures, seed=seed, n_nodes=job.n_nodes, gpus_per_node=job.gpus_per_node))
-    for step, failure in failures_at_steps(failures, n_nodes=job.n_nodes, gpus_per_node=job.gpus_per_node):
-        run.at_step(step, _FAIL, partial(run.fail_at_step, failure))
+    at_steps = failures_at_steps(failures, n_nodes=job.n_nodes, gpus_per_node=job.gpus_per_node)
+    for step, found in groupby(at_steps, key=lambda each: each[0]):
+        run.at_step(step, _FAIL, partial(run.fail_at_step, [failure for _, failure in found]))
     return run.goodput()
 
 
@@ -298,6 +302,7 @@ class _Run:
     stateless: set[int] = field(default_factory=set)
     to_replace: list[Failure] = field(default_factory=list)
     away_until_s: dict[int, float] = field(default_factory=dict)
+    beside: Sequence[Failure] = ()
     all_there_s: float = 0.0
     n_timers: int = 0
     n_attempts: int = 0
@@ -380,9 +385,34 @@ class _Run:
         self.n_timers += 1
         heapq.heappush(self.targets, (step, order, self.n_timers, action))
 
-    def fail_at_step(self, failure: Failure) -> None:
-        """Let a failure come now that comes at a step."""
-        self.fail(replace(failure, at_s=self.steps.now_s))
+    def fail_at_step(self, failures: Sequence[Failure]) -> None:
+        """Let failures come now that come at the same step: those that end the attempt at last, and together."""
+        step = self.steps.done
+        n_attempts = self.n_attempts
+        ending = []
+        for each in sorted((replace(each, at_s=self.steps.now_s) for each in failures), key=self._ends_attempt):
+            if self._ends_attempt(each):
+                ending.append(each)
+            else:
+                self.fail(each)
+        if ending and self.n_attempts > n_attempts:  # an alert has led to an eviction
+            self.at_step(step, _FAIL, partial(self.fail_at_step, ending))
+        elif ending:
+            self._fail_together(ending)
+
+    def _ends_attempt(self, failure: Failure) -> bool:
+        """Tell whether all ranks start again because of a failure, unless it is only the last of many alerts."""
+        is_end = self.cause_of(failure).effect in _ENDING or parts_of.is_blocked(self.failures, failure)
+        return is_end and not self._others_go_on(failure)
+
+    def _fail_together(self, failures: Sequence[Failure]) -> None:
+        """End the attempt by the failure that is found first. What is planned comes too late beside others."""
+        losing = [each for each in failures if self.cause_of(each).effect != "planned"]
+        first = min(losing or failures, key=lambda each: parts_of.finding(self.failures, each)[0][1])
+        self.beside = [each for each in failures if each is not first]
+        for each in self.beside:
+            self.losses[each.cause].n_failures += 1
+        self.fail(first)
 
     def fail(self, failure: Failure) -> None:
         """Let a failure hit the job while it trains."""
@@ -490,7 +520,8 @@ class _Run:
         others_go_on = self._others_go_on(failure)
         can_save = closing_s < math.inf and (notice_s is None or closing_s <= notice_s)
         if others_go_on or (notice_s is not None and not can_save):
-            self.leaving[_key(failure)] = failure
+            self.leaving.update((_key(each), each) for each in (failure, *self.beside))
+            self.beside = ()
             if others_go_on:
                 self.at_step(self._next_average(), _LEAVE, partial(self._leave_at_average, failure))
             if notice_s is not None:
@@ -517,7 +548,10 @@ class _Run:
             self._restart(failure, self._usable(failure))
 
     def _usable(self, failure: Failure) -> int:
-        """Return the steps from which the job can go on after losing what a failure hits."""
+        """Return the steps from which the job can go on after losing what a failure hits, and those beside it."""
+        return min(map(self._usable_after, (failure, *self.beside)))
+
+    def _usable_after(self, failure: Failure) -> int:
         self._lose_files(failure)
         self.stateless.update(self.absent, self._replicas(failure))
         if self.failures.recovery.state == "replica" and len(self.stateless) < self.job.n_replicas:
@@ -548,7 +582,10 @@ class _Run:
 
     def _restart(self, failure: Failure, resume: int) -> None:
         """End the attempt, recover, and begin the next one at a step."""
-        self._strike(failure, resume)
+        for each in (failure, *self.beside):
+            self._strike(each, resume)
+        self.to_replace += self.beside
+        self.beside = []
         self._end_attempt(self.cause_of(failure).cause)
         self._forget(failure, resume)
         self._recover(failure)

@@ -16,6 +16,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias, final
 
+from simdist.display import Pictured
 from simdist.errors import ScenarioError, naming
 from simdist.runs.attempts import CATEGORIES
 from simdist.runs.recovery import Category
@@ -62,7 +63,6 @@ from simdist.studies.uncertainty import CHANCE, causes
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 #: Called with the label of a schedule and the share of it that is done.
 Progress: TypeAlias = Callable[[str, float], None]
@@ -446,7 +446,7 @@ class RateCurve:
 
 
 @final
-class GoodputStudy(list[GoodputRow]):
+class GoodputStudy(list[GoodputRow], Pictured):
     """The goodput of each schedule with each policy. In a notebook it is shown as a table."""
 
     def __init__(
@@ -545,20 +545,9 @@ class GoodputStudy(list[GoodputRow]):
         names = dict.fromkeys(name for each in records for name in each)
         return {name: [each.get(name) for each in records] for name in names}
 
-    def plot(self) -> "Figure":
-        """Draw the time that is lost, and goodput against the rate of failures."""
-        from simdist import plot
-
-        return plot(self)
-
     def __repr__(self) -> str:
         lines = (f"{each.label}: goodput {format_share(each.goodput)}" for each in self)
         return "\n".join([self.title, *lines, *(f"{each}." for each in self.remarks)])
-
-    def _repr_html_(self) -> str:
-        from simdist import html_of
-
-        return html_of(self)
 
 
 def _between(point: RatePoint) -> str:

@@ -195,7 +195,10 @@ def test_experiment_runs_from_calibration_to_tables(name, n_runs, capsys, monkey
 
 
 @pytest.mark.skipif(network.missing() is not None, reason=f"no emulated cluster here: {network.missing()}")
-@pytest.mark.parametrize(("name", "n_runs"), [("links", 5 * 3), ("checkpoints", 2 * 3), ("sharded", 2 * 7)])
+@pytest.mark.parametrize(
+    ("name", "n_runs"),
+    [("links", 5 * 3), ("checkpoints", 2 * 3), pytest.param("sharded", 2 * 7, marks=pytest.mark.full)],
+)
 def test_experiment_runs_with_the_recorded_links(name, n_runs, capsys, monkeypatch):
     """Eight ranks that calibrate for two seconds beside other tests do not always find a line."""
     monkeypatch.setattr(run, "calibrate", lambda chosen, *_, **__: load_cluster(study.cluster_path(chosen)))

@@ -12,12 +12,9 @@ HERE = ROOT / "experiments" / "published_goodput"
 run = load_script(HERE / "run.py")
 
 
-def test_the_page_has_the_table_of_the_program() -> None:
+def test_the_page_has_the_rows_of_the_program_which_miss_only_where_it_says_why() -> None:
     page = (HERE / "README.md").read_text(encoding="utf-8")
     assert insert_tables(page, run.tables()) == page
-
-
-def test_rows_are_met_where_the_source_states_what_decides_them() -> None:
     missed = {each.scenario for each in run.rows() if abs(each.error) > 0.10}
     assert missed == {"opt", "ft-hsdp-restart", "scout-restart-15", "scout-torchft-2", "scout-torchft-4", "rsc-1024"}
 

@@ -71,6 +71,51 @@ def test_a_recovery_has_its_parts() -> None:
         assert found.seconds[category] == expected, category
 
 
+def at_step_60(effect: str, **others: object) -> dict:
+    return {"effect": effect, "at_steps": [60], **others}
+
+
+@pytest.mark.parametrize(
+    ("causes", "spares", "last_step", "recovery_s", "by"),
+    [
+        ([at_step_60("hang"), at_step_60("process", ranks=[3])], 0, 60, 3, 1),  # the death ends the hang
+        ([at_step_60("process"), at_step_60("node", ranks=[3])], 0, 60, 3 + 50, 0),
+        ([{"effect": "node", "at_steps": [60, 60], "ranks": [0, 7]}], 1, 60, 3 + 50, 0),  # one spare for two nodes
+        ([{"effect": "node", "at_steps": [60, 60], "ranks": [0, 7]}], 2, 60, 3 + 5, 0),
+        ([at_step_60("planned"), at_step_60("process")], 0, 60, 3, 1),  # no time to write a file
+        ([at_step_60("planned"), at_step_60("planned", of="node", lasts="9 s")], 0, 60, 9, 0),
+    ],
+)
+def test_failures_at_the_same_step_end_one_attempt(causes, spares, last_step, recovery_s, by) -> None:
+    recovery = {"detect": "3 s", "timeouts": {"collective": "60 s"}, "schedule": "50 s", "swap": "5 s"}
+    seen: list[Attempt] = []
+    strikes: list[Strike] = []
+    failures = failing(*causes, recovery=recovery, on_failure="spare", spares=spares)
+    of = job(checkpoints=Checkpoints(25))
+    found = attempts(failures, of, seed=0, observe=seen.append, observe_strikes=strikes.append)
+    resume = 60 if causes[-1]["effect"] == "planned" else 50
+    assert [(each.first_step, each.last_step) for each in seen] == [(0, last_step), (resume, 300)]
+    assert seen[0].cause == f"cause {by}"
+    assert found.total_s == 300 + (60 - resume) + recovery_s
+    assert sum(each.n_failures for each in found.by_cause.values()) == 2
+    assert [(each.attempt, each.step, each.resume) for each in strikes] == 2 * [(0, 60, resume)]
+
+
+def test_a_node_may_be_slow_from_the_step_on_in_which_another_fails() -> None:
+    slow = at_step_60("slow", factor=2, found_after="500 s", ranks=[5])
+    found = suffered(failing(at_step_60("process"), slow), job(checkpoints=Checkpoints(25)))
+    assert found.total_s == 60 + 2 * 250
+
+
+def test_replicas_that_fail_at_the_same_step_leave_until_nobody_is_left() -> None:
+    of = job(ranks_per_replica=2, checkpoints=Checkpoints(25))
+    seen: list[Attempt] = []
+    causes = {"effect": "process", "at_steps": [60] * 4, "ranks": [0, 2, 4, 6]}
+    found = attempts(failing(causes, on_failure="continue"), of, seed=0, observe=seen.append)
+    assert [(each.first_step, each.last_step) for each in seen] == [(0, 60), (50, 300)]
+    assert found.by_cause["cause 0"].n_failures == 4
+
+
 def test_a_failure_during_the_recovery_begins_it_anew() -> None:
     recovery = {"detect": "5 s", "schedule": "10 s", "start": "20 s"}
     found = suffered(failing(at("120 s", "150 s", effect="node"), recovery=recovery), job(checkpoints=Checkpoints(10)))
@@ -93,20 +138,22 @@ def test_a_file_that_is_being_written_cannot_be_resumed_from() -> None:
 
 
 @pytest.mark.parametrize(
-    ("timeouts", "found_by", "hung_s"),
+    ("timeouts", "effect", "found_by", "found_s"),
     [
-        ({"heartbeat": "100 s"}, None, 100.0),
-        ({"heartbeat": "100 s", "collective": "10 min", "watchdog": "15 min"}, None, 900.0),
-        ({"heartbeat": "100 s", "collective": "10 min", "watchdog": "15 min"}, "collective", 600.0),
+        ({"heartbeat": "100 s"}, "hang", None, 100.0),
+        ({"heartbeat": "100 s", "collective": "10 min", "watchdog": "15 min"}, "hang", None, 900.0),
+        ({"heartbeat": "100 s", "collective": "10 min", "watchdog": "15 min"}, "hang", "collective", 600.0),
+        ({"heartbeat": "100 s"}, "node", None, 1.0),
+        ({"heartbeat": "100 s"}, "node", "heartbeat", 100.0),
     ],
 )
 def test_a_hang_ends_with_the_longest_time_out_that_applies(
-    timeouts: dict, found_by: str | None, hung_s: float
+    timeouts: dict, effect: str, found_by: str | None, found_s: float
 ) -> None:
-    """A ladder of time-outs: heartbeat 100 s, NCCL 10 min, watchdog 15 min (marin)."""
-    hang = at("100 s", effect="hang", found_by=found_by)
-    found = suffered(failing(hang, recovery={"timeouts": timeouts, "detect": "1 s"}), job(checkpoints=Checkpoints(10)))
-    assert found.seconds["infrastructure_recovery"] == hung_s
+    """A ladder of time-outs: heartbeat 100 s, NCCL 10 min, watchdog 15 min (marin). A lost node may close nothing."""
+    cause = at("100 s", effect=effect, found_by=found_by)
+    found = suffered(failing(cause, recovery={"timeouts": timeouts, "detect": "1 s"}), job(checkpoints=Checkpoints(10)))
+    assert found.seconds["infrastructure_recovery"] == found_s
 
 
 def test_a_slow_node_is_replaced_after_a_file_and_no_step_repeats() -> None:
