@@ -69,6 +69,7 @@ TALKS_TO_USERS = {
     "real.frameworks",
     "real.jobs",
     "real.loops",
+    "real.options",
     "real.watching",
 }
 WORDS_OF_SCHEDULES = {"period", "periods", "level", "levels", "warmup_steps"}
