@@ -17,7 +17,7 @@ import numpy as np
 from simdist.engines.observers import WholeTrace
 from simdist.engines.run import run
 from simdist.plan import COLLECTIVES, occurrences
-from simdist.report import write_tables
+from simdist.report import markdown_table, write_tables
 from simdist.runs.building import build
 from simdist.scenario import load
 from simdist.schedules.backup_workers import BackupWorkers
@@ -75,7 +75,6 @@ def steps_table(measured: dict[int, float]) -> Iterator[str]:
     """Yield what is simulated and what is published of each number of backup workers."""
     known, speedups = PUBLISHED["tensorflow"], normalised(measured)
     yield "| backup workers | step, of one without | normalised speedup | published | error |"
-    yield "|---|---|---|---|---|"
     for backup, seconds in measured.items():
         published = known["best_normalised_speedup"] if backup == known["best_backup"] else None
         error = f"{published:.3f} | {speedups[backup] / published - 1:+.1%}" if published else " | "
@@ -86,7 +85,6 @@ def best_table(measured: dict[int, float]) -> Iterator[str]:
     """Yield which numbers of backup workers are best."""
     known, speedups = PUBLISHED["tensorflow"], normalised(measured)
     yield "| | published | simulated |"
-    yield "|---|---|---|"
     fastest = min(measured, key=measured.__getitem__)
     yield f"| shortest step | {known['fastest_backup']} | {fastest} of 0 to {MOST_BACKUP} |"
     yield f"| best normalised speedup | {known['best_backup']} | {max(speedups, key=speedups.__getitem__)} |"
@@ -94,7 +92,7 @@ def best_table(measured: dict[int, float]) -> Iterator[str]:
 
 def tables(measured: dict[int, float]) -> dict[str, str]:
     """Return every table of the README by its name there."""
-    return {"steps": "\n".join(steps_table(measured)), "best": "\n".join(best_table(measured))}
+    return {"steps": markdown_table(steps_table(measured)), "best": markdown_table(best_table(measured))}
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from simdist.report import print_tables, write_tables
+from simdist.report import markdown_table, print_tables, write_tables
 from simdist.runs import run_directory
 from simdist.runs.building import build, delays
 from simdist.runs.run_failures import step_failures
@@ -270,7 +270,6 @@ def failures_text(result: Result) -> str:
 def rows(results: Sequence[Result]) -> Iterator[str]:
     """Yield the rows of the table of runs."""
     yield "| failures at steps | file every | policy | attempts | repeated steps | predicted | measured | error |"
-    yield "|---|---|---|---|---|---|---|---|"
     for each in results:
         predicted, measured = (
             [tuple(pair) for pair in steps] for steps in (each.predicted_attempts, each.measured_attempts)
@@ -287,7 +286,6 @@ def rows(results: Sequence[Result]) -> Iterator[str]:
 def parts(results: Sequence[Result]) -> Iterator[str]:
     """Yield the rows of the table of categories, of all runs together."""
     yield "| where the time went | predicted | measured | error of a run, median of its size |"
-    yield "|---|---|---|---|"
     names = dict.fromkeys(name for each in results for name in each.categories)
     for name in names:
         found = [each.categories[name] for each in results if name in each.categories]
@@ -315,7 +313,11 @@ def overview(results: Sequence[Result]) -> str:
 
 def tables(results: Sequence[Result]) -> dict[str, str]:
     """Return every table of the README by its name there."""
-    return {"overview": overview(results), "runs": "\n".join(rows(results)), "parts": "\n".join(parts(results))}
+    return {
+        "overview": overview(results),
+        "runs": markdown_table(rows(results)),
+        "parts": markdown_table(parts(results)),
+    }
 
 
 def recorded() -> list[Result]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from simdist.cost import price
-from simdist.report import write_tables
+from simdist.report import markdown_table, write_tables
 from simdist.runs.building import build
 from simdist.scenario import Scenario, Tensor, Workload, load
 from simdist.schedules import Schedule
@@ -92,7 +92,6 @@ def measure_all() -> dict[str, Factors]:
 def published_table(measured: dict[str, Factors]) -> Iterator[str]:
     """Yield scaling factors by their rules and simulated ones, and the differences, for each cluster."""
     yield f"| workers | Gbit/s | their rules |{''.join(f' {label} | error |' for label in measured)}"
-    yield "|---|---|---|" + "---|---|" * len(measured)
     for n_workers, row in PUBLISHED.items():
         for link, (gbit_s, published) in enumerate(zip(GBIT_S, row, strict=True)):
             ours = (factors[n_workers][link] for factors in measured.values())
@@ -102,7 +101,7 @@ def published_table(measured: dict[str, Factors]) -> Iterator[str]:
 
 def tables(measured: dict[str, Factors]) -> dict[str, str]:
     """Return every table of the README by its name there."""
-    return {"published": "\n".join(published_table(measured))}
+    return {"published": markdown_table(published_table(measured))}
 
 
 def main() -> None:

@@ -227,7 +227,7 @@ def begin_attempt(
 
 def due_on(rank: int, failures: Sequence[StepFailure], met: Collection[int]) -> list[tuple[int, StepFailure]]:
     """Return the failures that are to strike a rank, each with its number, after those that have been met."""
-    n_ended = sum(failures[number].ends_attempt for number in met)
+    n_ended = len({failures[number].attempt for number in met if failures[number].ends_attempt})
     return [
         (number, each)
         for number, each in enumerate(failures)

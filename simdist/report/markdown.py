@@ -3,8 +3,15 @@
 import argparse
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+
+
+def markdown_table(rows: Iterable[str]) -> str:
+    """Return a table of rows such as `| cell | cell |`; the first has the headings."""
+    headings, *others = rows
+    rule = "|" + "---|" * (headings.count("|") - 1)
+    return "\n".join([headings, rule, *others])
 
 
 def insert_tables(page: str, tables: Mapping[str, str]) -> str:

@@ -1,7 +1,6 @@
 """Results in a notebook: a picture and a table of each.
 
-Results have methods `plot` and `_repr_html_`. They ask the top package for `plot` and `html_of`, which finds this
-module on demand. So a package of results does not import `report`, which is above it.
+`simdist.display` has the methods of results that call these functions.
 """
 
 from collections.abc import Mapping, Sequence

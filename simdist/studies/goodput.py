@@ -16,6 +16,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias, final
 
+from simdist.display import Pictured
 from simdist.errors import ScenarioError, naming
 from simdist.runs.attempts import CATEGORIES
 from simdist.runs.recovery import Category
@@ -43,7 +44,7 @@ from simdist.studies.drawn_failures import (
     draws_for,
 )
 from simdist.studies.remarks import Remark, below_table, documents, remarks_of, with_remarks
-from simdist.studies.statistics import Interval, Samples, mean_interval, ratio_interval
+from simdist.studies.statistics import Interval, Samples, mean_interval, ratio_interval, share_of_one
 from simdist.studies.suffering import (
     SteadySchedule,
     Suffered,
@@ -62,7 +63,6 @@ from simdist.studies.uncertainty import CHANCE, causes
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 #: Called with the label of a schedule and the share of it that is done.
 Progress: TypeAlias = Callable[[str, float], None]
@@ -88,6 +88,8 @@ def in_words(category: Category) -> str:
 
 def _percent_with_interval(center: float, interval: Interval | None) -> str:
     half = 50 * (interval[1] - interval[0]) if interval else 0.0
+    if interval and half >= 0.05 and (interval[0] == 0 or interval[1] == 1):  # cut off, so not even
+        return percent_in_range(center, interval)
     return f"{100 * center:.1f}" + (f" ± {half:.1f} %" if half >= 0.05 else " %")
 
 
@@ -331,7 +333,7 @@ class GoodputRow:
             "schedule": self.schedule,
             "on_failure": self.on_failure,
             "goodput": self.goodput,
-            "goodput_ci95": mean_interval(self.suffered.goodput),
+            "goodput_ci95": share_of_one(mean_interval(self.suffered.goodput)),
             "ettr": float(self.suffered.ettr.mean()),
             "difference": float(self._differences.mean()),
             "difference_ci95": mean_interval(self._differences),
@@ -444,7 +446,7 @@ class RateCurve:
 
 
 @final
-class GoodputStudy(list[GoodputRow]):
+class GoodputStudy(list[GoodputRow], Pictured):
     """The goodput of each schedule with each policy. In a notebook it is shown as a table."""
 
     def __init__(
@@ -543,20 +545,9 @@ class GoodputStudy(list[GoodputRow]):
         names = dict.fromkeys(name for each in records for name in each)
         return {name: [each.get(name) for each in records] for name in names}
 
-    def plot(self) -> "Figure":
-        """Draw the time that is lost, and goodput against the rate of failures."""
-        from simdist import plot
-
-        return plot(self)
-
     def __repr__(self) -> str:
         lines = (f"{each.label}: goodput {format_share(each.goodput)}" for each in self)
         return "\n".join([self.title, *lines, *(f"{each}." for each in self.remarks)])
-
-    def _repr_html_(self) -> str:
-        from simdist import html_of
-
-        return html_of(self)
 
 
 def _between(point: RatePoint) -> str:

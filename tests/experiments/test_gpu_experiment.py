@@ -43,7 +43,7 @@ SCENARIO = {
 def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     """Return the modules of the experiment that have no torch of their own to load."""
     monkeypatch.syspath_prepend(str(HERE))
-    names = ("kept", "values", "nccl", "shared_gpu", "steps", "verdicts", "published_curves")
+    names = ("kept", "values", "nccl", "shared_gpu", "steps", "verdicts")
     found = {name: load_script(HERE / f"{name}.py") for name in names}
     return found | {"common": found["kept"].common}
 
@@ -177,18 +177,6 @@ def test_recorded_results_are_those_of_the_model_of_today(
         for name in ("simulated_ms", "predicted_ms", "two_sizes_ms"):
             if name in old and (name != "simulated_ms" or "kept" in old):
                 assert row[name] == pytest.approx(old[name], rel=1e-9), old
-
-
-def test_published_curves_are_predicted_by_the_model_of_today(modules: dict[str, ModuleType], tmp_path: Path) -> None:
-    """If the model has changed: `python experiments/gpu/page.py --again --write`, and read the new errors."""
-    published = modules["published_curves"]
-    copy = tmp_path / "published.csv"
-    shutil.copy(published.FILE, copy)
-    assert published.predict_again(copy) == 166
-    before, after = (published.read(file) for file in (published.FILE, copy))
-    assert [replace(row, two_sizes_ms=None) for row in after] == [replace(row, two_sizes_ms=None) for row in before]
-    for row, old in zip(after, before, strict=True):
-        assert row.two_sizes_ms == pytest.approx(old.two_sizes_ms, rel=1e-5), row
 
 
 # A pretended machine: its host takes 17 ms for a step of any size, its GPU 3 ms and 0.4 ms per sample.
