@@ -512,9 +512,12 @@ def slow_networks() -> str:
 
 
 def other_batch_sizes() -> str:
-    """Return how near published forward passes are to what two sizes of their curve predict."""
-    _, n_curves, n_passes, middle, worst, within = rows("gpu", "published")[-1]
-    return f"{n_passes} forward passes of {n_curves} curves: median {middle}, worst {worst}; {within} within 10 %"
+    """Return how near steps are to what two sizes of their curve and one sample predict."""
+    _, n_curves, n_steps, middle, worst, within, held, _ = rows("published_rows", "curves")[-1]
+    return (
+        f"{n_steps} steps of {n_curves} curves: median {middle}, worst {worst}; {within} within 10 %; "
+        f"of smaller sizes, {held} in the interval"
+    )
 
 
 def on_gpus() -> dict[str, str]:

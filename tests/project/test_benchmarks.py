@@ -117,6 +117,7 @@ def test_fast_engine_is_a_class_of_its_own():
     assert min(row["fast_over_des"] for row in rows) > 15
 
 
+@pytest.mark.full
 def test_sweep_benchmark_tells_machines_and_people_what_it_measured(monkeypatch, capsys):
     found = json.loads(run("--quick", "--json", benchmark=SWEEP))
     assert (found["rows"], found["processes"]) == (40, 2)
@@ -126,6 +127,7 @@ def test_sweep_benchmark_tells_machines_and_people_what_it_measured(monkeypatch,
     assert "40 rows in this process and in 2" in told_to_people(monkeypatch, capsys, SWEEP, measured=found)
 
 
+@pytest.mark.full
 def test_questions_benchmark_tells_machines_and_people_what_answers_cost(monkeypatch, capsys, tmp_path):
     file = tmp_path / "questions.json"
     printed = run("--quick", "--json", str(file), "--only", "report", benchmark=QUESTIONS)
