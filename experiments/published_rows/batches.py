@@ -159,10 +159,18 @@ def of_known(curve: Curve, known: tuple[MeasuredStep, ...]) -> Iterator[Predicte
         yield Predicted(count, ratio, gpu_s, asked.time_s)
         if not launch_s or asked.batch_size == 1:
             continue
-        if ratio < 1:
+        if ratio < 1 and not gpu_bounds_one(curve, known):
             yield Predicted(count + SMALLER, gpu_s / launch_s, max(gpu_s, launch_s), asked.time_s)
-        elif is_bound_by_gpu:
+        if ratio > 1 and is_bound_by_gpu:
             yield Predicted(count + LARGER, ratio, gpu_s, asked.time_s)
+
+
+def gpu_bounds_one(curve: Curve, known: tuple[MeasuredStep, ...]) -> bool:
+    """Tell whether the GPU bounds the step of one sample, too, because the line of two sizes lies above it.
+
+    Then the step is a third known size, and not the time of launching.
+    """
+    return len(known) > 1 and interpolated_step_s(known, 1) > curve.launch_s
 
 
 @cache
@@ -265,17 +273,19 @@ def curves_table() -> Iterator[str]:
 def of_largest(curve: Curve) -> Iterator[Predicted]:
     """Yield what the largest batch, a quarter of it and one sample predict; nothing if one of them lacks.
 
-    Between the two sizes there is no doubt, and `way` is that of two sizes without launches.
+    Between known sizes there is no doubt, and `way` is that of two sizes without launches.
     """
     by_size = {each.batch_size: each for each in curve.steps}
     largest = curve.steps[-1].batch_size
     quarter = by_size.get(largest // 4)
     if not curve.launch_s or quarter is None or largest // 4 < 2:
         return
-    known = (quarter, curve.steps[-1])
+    known: tuple[MeasuredStep, ...] = (quarter, curve.steps[-1])
+    if gpu_bounds_one(curve, known):
+        known = (curve.steps[0], *known)
     yield from (each for each in of_known(curve, known) if each.way == TWO + SMALLER)
     for each in curve.steps:
-        if quarter.batch_size < each.batch_size < largest:
+        if known[0].batch_size < each.batch_size < largest and each not in known:
             gpu_s = interpolated_step_s(known, each.batch_size)
             yield Predicted(TWO, 1, max(gpu_s, curve.launch_s), each.time_s)
 

@@ -208,6 +208,13 @@ def test_two_batch_sizes_predict_the_others_of_a_pretended_machine(modules: dict
     assert str(verdict) == "held: steps of other batch sizes of resnet50: +0.0%, limit 10%"
 
 
+def test_one_sample_that_the_gpu_bounds_is_a_given_size(modules: dict[str, ModuleType]) -> None:
+    """A GPU that is slower with few samples: 6 ms each, and 3 ms each from 64 on."""
+    rows = curve(lambda size: 6.0 * size if size <= 64 else 192.0 + 3.0 * size)
+    modules["steps"].predict(rows)
+    assert [row["two_sizes_ms"] for row in rows][:3] == [None, pytest.approx(12.0), pytest.approx(24.0)]
+
+
 def test_a_host_that_slows_down_misses_the_limit_of_batch_sizes(modules: dict[str, ModuleType]) -> None:
     rows = curve(lambda size: pretended_ms(size) * (1.25 if size == 8 else 1.0))
     modules["steps"].predict(rows)
