@@ -322,8 +322,9 @@ class _Run:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step of this policy when nothing is slow."""
-        return self.job.step_s * self.failures.step_factor
+        """Seconds of a step of this policy when nothing is slow. A lone replica works with nobody."""
+        is_alone = bool(self.absent) and len(self.absent) == self.job.n_replicas - 1
+        return self.job.step_s * (1.0 if is_alone else self.failures.step_factor)
 
     @property
     def horizon_s(self) -> float:
@@ -916,7 +917,8 @@ class _Run:
                 cause = number
         self.steps.is_still = not all(self._is_absent(each) for each, _ in self.blocked.values())
         share = 1.0 - len(self.absent) / self.job.n_replicas
-        self.steps.set_pace(Pace(self.step_s * factor, share, cause), lost_samples=lost_samples)
+        pace = Pace(self.step_s * factor, share, cause, factor)
+        self.steps.set_pace(pace, lost_samples=lost_samples)
 
     def _end(self) -> None:
         self.is_over = True
@@ -959,6 +961,6 @@ class _Run:
         ends = [each.begin for each in self.steps.stretches[1:]] + [self.steps.position]
         for stretch, end in zip(self.steps.stretches, ends, strict=True):
             if stretch.pace.cause is not None:
-                longer_s = (end - stretch.begin) * (stretch.pace.step_s - self.step_s)
+                longer_s = (end - stretch.begin) * stretch.pace.step_s * (1 - 1 / stretch.pace.factor)
                 seconds = self.losses[stretch.pace.cause].seconds
                 seconds["step_time_deviation"] = seconds.get("step_time_deviation", 0.0) + longer_s
