@@ -2531,8 +2531,8 @@ _FAILURES = (
     Mutant(
         "nodes lost before an interrupted recovery are not replaced",
         _ATTEMPTS,
-        "max(map(self._replaced, self.to_replace))",
-        "self._replaced(failure)",
+        "max(self._replaced(each, now_s) for each in self.to_replace)",
+        "self._replaced(failure, now_s)",
         _TEST_ATTEMPTS,
     ),
     Mutant(
@@ -2559,8 +2559,8 @@ _FAILURES = (
     Mutant(
         "a failure comes back after another one has ended its attempt",
         _ATTEMPTS,
-        "        if n_attempts == self.n_attempts:\n            self.fail(failure)",
-        "        if n_attempts:\n            self.fail(failure)",
+        "if self.defects.get(key) is failure and not",
+        "if key in self.defects and not",
         _TEST_ATTEMPTS,
     ),
     Mutant(

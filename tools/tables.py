@@ -512,9 +512,12 @@ def slow_networks() -> str:
 
 
 def other_batch_sizes() -> str:
-    """Return how near published forward passes are to what two sizes of their curve predict."""
-    _, n_curves, n_passes, middle, worst, within = rows("gpu", "published")[-1]
-    return f"{n_passes} forward passes of {n_curves} curves: median {middle}, worst {worst}; {within} within 10 %"
+    """Return how near steps are to what two sizes of their curve and one sample predict."""
+    _, n_curves, n_steps, middle, worst, within, held, _ = rows("published_rows", "curves")[-1]
+    return (
+        f"{n_steps} steps of {n_curves} curves: median {middle}, worst {worst}; {within} within 10 %; "
+        f"of smaller sizes, {held} in the interval"
+    )
 
 
 def on_gpus() -> dict[str, str]:
@@ -665,16 +668,11 @@ def speed(_: Path, __: str) -> list[str]:
 
 
 def questions(_: Path, __: str) -> list[str]:
-    """Return what answers about real models cost and how cost grows, from the recorded benchmark."""
+    """Return what answers about real models cost, from the recorded benchmark."""
     measured = recorded("questions.json")
     lines = ["| question | CPU seconds | memory |", "|---|---|---|"]
     for row in measured["questions"]:
         lines.append(f"| {row['question']} | {row['cpu_s']:.1f} | {row['peak_MiB']:.0f} MiB |")
-    lines += ["", "| growth with | sizes | CPU seconds | exponent |", "|---|---|---|---|"]
-    for row in measured["growth"]:
-        sizes = ", ".join(f"{size:,}" for size in row["sizes"])
-        seconds = ", ".join(f"{each:.2f}" for each in row["cpu_s"])
-        lines.append(f"| {row['of']} | {sizes} | {seconds} | {row['exponent']:.2f} |")
     return lines
 
 

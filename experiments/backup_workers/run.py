@@ -6,7 +6,6 @@
 Published: TensorFlow (OSDI 2016), figures 7 and 8; Chen et al., arXiv 1604.00981: see published.json.
 """
 
-import argparse
 import json
 import math
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import numpy as np
 from simdist.engines.observers import WholeTrace
 from simdist.engines.run import run
 from simdist.plan import COLLECTIVES, occurrences
-from simdist.report import markdown_table, write_tables
+from simdist.report import markdown_table, page_command
 from simdist.runs.building import build
 from simdist.scenario import load
 from simdist.schedules.backup_workers import BackupWorkers
@@ -97,14 +96,7 @@ def tables(measured: dict[int, float]) -> dict[str, str]:
 
 def main() -> None:
     """Run the experiment."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the tables into README.md")
-    arguments = parser.parse_args()
-    shown = tables(measure())
-    if arguments.write:
-        write_tables(HERE / "README.md", shown)
-    else:
-        print("\n\n".join(shown.values()))
+    page_command(str(__doc__), HERE / "README.md", lambda: tables(measure()))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Published: Shi et al., Towards Scalable Distributed Training of Deep Learning on
 arXiv 2010.10458, section 3.2 (DataCache).
 """
 
-import argparse
 import math
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -18,7 +17,7 @@ import numpy as np
 from simdist.cost import price
 from simdist.engines.observers import WholeTrace
 from simdist.engines.run import run
-from simdist.report import markdown_table, print_tables, write_tables
+from simdist.report import markdown_table, page_command
 from simdist.runs.building import delays, job
 from simdist.scenario import Scenario, load
 from simdist.schedules import Schedule
@@ -231,13 +230,7 @@ def figure(path: Path) -> None:
 
 def main() -> None:
     """Run the experiment."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write tables and figure into README.md")
-    if parser.parse_args().write:
-        write_tables(HERE / "README.md", tables())
-        figure(HERE / "epochs.png")
-    else:
-        print_tables(tables())
+    page_command(str(__doc__), HERE / "README.md", tables, draw=lambda: figure(HERE / "epochs.png"))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Global top-k over 1 Gbit/s Ethernet: published throughput, simulated.
 
     python experiments/gtopk_1gbe/run.py              print published beside simulated
-    python experiments/gtopk_1gbe/run.py --all        print every table of the README
     python experiments/gtopk_1gbe/run.py --write      write them into the README
 
 Published: Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low Bandwidth
@@ -9,7 +8,6 @@ Networks, ICDCS 2019, arXiv 1901.04359; the numbers are those that its plots are
 scripts/icdcs2019/communication.py in github.com/hclhkbu/gtopkssgd.
 """
 
-import argparse
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from simdist.cost.plain import plain_ring_s
-from simdist.report import markdown_table, print_tables, write_tables
+from simdist.report import markdown_table, page_command
 from simdist.scenario import Scenario, Tensor, load
 from simdist.studies.comparison import compare
 
@@ -202,17 +200,7 @@ def tables() -> dict[str, str]:
 
 def main() -> None:
     """Run the experiment."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all", action="store_true", help="print every table")
-    parser.add_argument("--write", action="store_true", help="write the tables into README.md")
-    arguments = parser.parse_args()
-    if arguments.write:
-        write_tables(HERE / "README.md", tables())
-    elif arguments.all:
-        print_tables(tables())
-    else:
-        print("Samples per second and GPU\n")
-        print(markdown_table(published_table()))
+    page_command(str(__doc__), HERE / "README.md", tables)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,12 @@
 """Does hierarchical top-k beat dense and flat sparse communication on a cloud cluster, and by how much?
 
     python experiments/hitopk_communication/run.py              print the answer: step times on 128 GPUs
-    python experiments/hitopk_communication/run.py --all        print every table of the README
     python experiments/hitopk_communication/run.py --write      write them, and the figure, into the README
 
 Published: Shi et al., Towards Scalable Distributed Training of Deep Learning on Public Cloud Clusters, MLSys 2021,
 arXiv 2010.10458: 16 machines with 8 V100 each, 25 Gbit/s, 25 to 40 % faster than other systems.
 """
 
-import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,7 +14,7 @@ import numpy as np
 
 from simdist.cost import Shared
 from simdist.cost.plain import linear_s, plain_ring_s
-from simdist.report import markdown_table, print_tables, write_tables
+from simdist.report import markdown_table, page_command
 from simdist.runs.building import build
 from simdist.scenario import Link, Scenario, load
 from simdist.scenario.workload import WorkloadLaunches
@@ -228,18 +226,7 @@ def figure(path: Path) -> None:
 
 def main() -> None:
     """Run the experiment."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all", action="store_true", help="print every table")
-    parser.add_argument("--write", action="store_true", help="write tables and figure into README.md")
-    arguments = parser.parse_args()
-    if arguments.write:
-        write_tables(HERE / "README.md", tables())
-        figure(HERE / "density.png")
-    elif arguments.all:
-        print_tables(tables())
-    else:
-        print("Step times on 16 x 8 V100 and 25 Gbit/s\n")
-        print(markdown_table(answer_table()))
+    page_command(str(__doc__), HERE / "README.md", tables, draw=lambda: figure(HERE / "density.png"))
 
 
 if __name__ == "__main__":

@@ -86,6 +86,7 @@ def rows() -> tuple[Row, ...]:
     )
 
 
+@cache
 def simulated(name: str, answer: str) -> float:
     """Return an answer of the simulator, as `simdist goodput` gives it: the mean over seeds."""
     scenario = load(HERE / "scenarios" / f"{name}.yaml")

@@ -444,6 +444,7 @@ def tables() -> dict[str, str]:
         "decisions": decisions_table,
         "host": host_table,
         "doubts": doubts_table,
+        "curves": batches.curves_table,
         "batches": batches.table,
         "worse": worse_table,
         "families": families_table,

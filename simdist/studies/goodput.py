@@ -45,7 +45,7 @@ from simdist.studies.drawn_failures import (
     goodput_range_at,
 )
 from simdist.studies.remarks import Remark, below_table, documents, remarks_of, with_remarks
-from simdist.studies.statistics import Interval, Samples, mean_interval, ratio_interval
+from simdist.studies.statistics import Interval, Samples, mean_interval, ratio_interval, share_of_one
 from simdist.studies.suffering import (
     SteadySchedule,
     Suffered,
@@ -89,6 +89,8 @@ def in_words(category: Category) -> str:
 
 def _percent_with_interval(center: float, interval: Interval | None) -> str:
     half = 50 * (interval[1] - interval[0]) if interval else 0.0
+    if interval and half >= 0.05 and (interval[0] == 0 or interval[1] == 1):  # cut off, so not even
+        return percent_in_range(center, interval)
     return f"{100 * center:.1f}" + (f" ± {half:.1f} %" if half >= 0.05 else " %")
 
 
@@ -337,7 +339,7 @@ class GoodputRow:
             "schedule": self.schedule,
             "on_failure": self.on_failure,
             "goodput": self.goodput,
-            "goodput_ci95": mean_interval(self.suffered.goodput),
+            "goodput_ci95": share_of_one(mean_interval(self.suffered.goodput)),
             "ettr": float(self.suffered.ettr.mean()),
             "difference": float(self._differences.mean()),
             "difference_ci95": mean_interval(self._differences),

@@ -188,7 +188,7 @@ def test_page_shows_what_was_recorded(chosen):
 @pytest.mark.skipif(network.missing() is not None, reason=f"no emulated cluster here: {network.missing()}")
 @pytest.mark.parametrize(
     ("name", "n_runs"),
-    [pytest.param("synchronization", 2 * 2 * 5, marks=pytest.mark.full), ("communication", 2 * 7)],  # one way for both
+    [pytest.param("synchronization", 2 * 2 * 5, marks=pytest.mark.full), ("communication", 7)],  # one way for both
 )
 def test_experiment_runs_from_calibration_to_tables(name, n_runs, capsys, monkeypatch):
     assert_runs(name, n_runs, capsys, monkeypatch)
