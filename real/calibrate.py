@@ -7,7 +7,7 @@ codes are those of `simdist`: 0; 1 for a run that failed; 2 for wrong input.
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +24,7 @@ from real.calibration.tables import MEASURED_OPS, OpName
 from real.data.filecache import default_folder
 from real.data.sources import choose_decode, sample_shape
 from real.data.storages import open_storage, read_storage_index
+from real.options import RATE, SIZE, TIME, Parsed, timeout_option
 from real.processes.beats import boot_id
 from real.processes.exit_codes import run_command
 from real.processes.launch import Connection, RankPlace, connect, place
@@ -33,27 +34,12 @@ from simdist.errors import RunError, ScenarioError
 from simdist.machine import n_cores
 from simdist.scenario import Cluster, dump_cluster, dump_workload
 from simdist.scenario.cluster import HostLaunches
-from simdist.settings.units import format_nbytes, format_seconds, parse_Bps, parse_nbytes, parse_seconds
+from simdist.settings.units import format_nbytes, format_seconds
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line on one rank and return its exit code."""
     return run_command(_command, args, program="real.calibrate")
-
-
-class _Parsed(click.ParamType):  # type: ignore[type-arg]
-    """The type of options whose text a function parses."""
-
-    def __init__(self, name: str, parse: Callable[[str], object]) -> None:
-        self.name = name
-        self._parse = parse
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> object:
-        """Return the value, or name the option in the error."""
-        try:
-            return self._parse(value)
-        except ValueError as error:
-            raise ScenarioError(f"{param.opts[-1] if param else self.name}: {error}") from None
 
 
 def _ops_of(text: str) -> tuple[OpName, ...]:
@@ -68,10 +54,6 @@ def _ops_of(text: str) -> tuple[OpName, ...]:
 _LARGEST_NBYTES = {"nccl": 256 * 10**6, "gloo": 16 * 10**6}
 _SURE_NBYTES = 16 * 10**6
 
-_SIZE, _TIME, _RATE = (
-    _Parsed(name, parse) for name, parse in (("size", parse_nbytes), ("time", parse_seconds), ("rate", parse_Bps))
-)
-
 
 @click.command(
     context_settings={"show_default": True},
@@ -81,22 +63,22 @@ _SIZE, _TIME, _RATE = (
 @click.option("raw", "--json", type=click.Path(path_type=Path), help="File for the seconds of every repetition.")
 @click.option(
     "--ops",
-    type=_Parsed("ops", _ops_of),
+    type=Parsed("ops", _ops_of),
     default=",".join(MEASURED_OPS),
     help="Collectives; links follow from all_reduce, and tables also from all_gather and reduce_scatter.",
 )
-@click.option("min_nbytes", "--min-size", type=_SIZE, default="1 kB", help="Smallest; others are 4, 16, ... times it.")
+@click.option("min_nbytes", "--min-size", type=SIZE, default="1 kB", help="Smallest; others are 4, 16, ... times it.")
 @click.option(
     "max_nbytes",
     "--max-size",
-    type=_SIZE,
+    type=SIZE,
     help="Sizes go up to this.  [default: as far as the budget allows, up to all bytes of the model; without one up to "
     "256 MB with NCCL, and 16 MB with gloo]",
 )
-@click.option("budget_s", "--budget", type=_TIME, default="30 s", help="Of all repetitions; 3 of each in any case.")
-@click.option("gap_s", "--gap", type=_TIME, default="20 ms", help="Without traffic, before each repetition.")
+@click.option("budget_s", "--budget", type=TIME, default="30 s", help="Of all repetitions; 3 of each in any case.")
+@click.option("gap_s", "--gap", type=TIME, default="20 ms", help="Without traffic, before each repetition.")
 @click.option("--links", type=click.Choice(["table", "line"]), default="table", help="Form of links.")
-@click.option("rate_Bps", "--rate", type=_RATE, help='Stated rate of the network, for --links line: "25 Gbit/s".')
+@click.option("rate_Bps", "--rate", type=RATE, help='Stated rate of the network, for --links line: "25 Gbit/s".')
 @click.option("--model", help=f"Measure its steps, too: {', '.join(models.names())}.")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Of the model; else that of its preset.")
 @click.option("--precision", type=click.Choice(list(AUTOCAST)), default="fp32", help="Of the model.")
@@ -104,10 +86,10 @@ _SIZE, _TIME, _RATE = (
 @click.option("--data", metavar="URL", help="A data set: measure storage, disk, memory and decoding.")
 @click.option("--cache", type=click.Path(path_type=Path), help="Folder on the local disk to measure; else temporary.")
 @click.option("n_readers", "--readers", type=click.IntRange(min=1), default=8, help="Threads of a rank that read.")
-@click.option("sample_nbytes", "--sample-size", type=_SIZE, default="150528 B", help="Decoded: 3 x 224 x 224 bytes.")
+@click.option("sample_nbytes", "--sample-size", type=SIZE, default="150528 B", help="Decoded: 3 x 224 x 224 bytes.")
 @click.option("--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
-@click.option("timeout_s", "--timeout", type=click.FloatRange(min=1), default=60.0, help="Seconds to wait for others.")
+@timeout_option
 @click.option("--force", is_flag=True, help="Replace files that are there.")
 @click.option("--debug", is_flag=True, expose_value=False, help="Show where an error comes from.")
 def _command(**given: Any) -> None:

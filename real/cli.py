@@ -5,7 +5,6 @@ of `simdist`: 0; 1 for a run that failed; 2 for wrong input.
 """
 
 import hashlib
-import math
 import os
 import signal
 import sys
@@ -28,6 +27,7 @@ from real.execution.attempts import PerformedAttempt, begin_attempt
 from real.execution.continuing import ContinuedRun
 from real.execution.one_rank import perform_among_simulated
 from real.execution.running import ProgramSpec, RunReport, check_world, perform_run
+from real.options import timeout_option
 from real.processes.agents import host_replicas, run_replicas
 from real.processes.exit_codes import run_command
 from real.processes.launch import Connection, choose_device, connect, place
@@ -48,7 +48,6 @@ from simdist.traces.trace import Trace
 
 PARTS = "parts"
 _START_S = 60.0  # for replicas that start when the job is over
-_DAY_S = 86_400.0
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -74,9 +73,7 @@ def main(args: Sequence[str] | None = None) -> int:
 )
 @click.option("--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
-@click.option(
-    "timeout_s", "--timeout", type=click.FloatRange(1, _DAY_S), default=60.0, help="Seconds to wait for others."
-)
+@timeout_option
 @click.option("label", "--schedule", help="Only the run of this schedule.")
 @click.option("--force", is_flag=True, help="Replace a trace that is there.")
 @click.option(
@@ -140,8 +137,6 @@ def main(args: Sequence[str] | None = None) -> int:
 @click.option("--debug", is_flag=True, expose_value=False, help="Show where an error comes from.")
 def _command(**given: Any) -> None:
     options = SimpleNamespace(**given)
-    if math.isnan(options.timeout_s):
-        raise ScenarioError("--timeout nan: write seconds")
     options.started_s = time.time()
     build = jobs.find_build(options.program)
     if options.peers or options.rank is not None:

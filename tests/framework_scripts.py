@@ -5,7 +5,7 @@ Each checks what it has computed. `run_all` runs those of one tool, and names ea
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -19,17 +19,12 @@ from user_scripts import N_STEPS, SCHEDULES, Way, batches, mlp, vector
 
 import real
 from simdist.errors import RunError
-from simdist.schedules import LocalSGD
+from simdist.schedules import LocalSGD, Schedule
 
 if TYPE_CHECKING:
+    from lightning import Callback, LightningModule
+    from lightning import Trainer as LightningTrainer
     from transformers import Trainer, TrainerCallback, TrainingArguments
-
-QUIET = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
 
 
 def connect() -> None:
@@ -74,37 +69,57 @@ def accelerate(way: str) -> None:
     check_equal(train(own=False), train(own=True))
 
 
-def lightning(way: str) -> None:
-    """Each rank has a trainer of one device. Lightning trains in the closure of `optimizer.step`."""
+def net_task() -> "type[LightningModule]":
+    """Return a task of Lightning that trains `net` with SGD; ranks that need no Lightning do not load it."""
     import lightning
-    from lightning.pytorch.plugins.environments import LightningEnvironment
 
-    from real.frameworks.lightning import schedule_callback
-
-    class Task(lightning.LightningModule):
+    class NetTask(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.net = mlp()
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
+            return torch.optim.SGD(self.net.parameters(), lr=0.1)
 
-        def training_step(self, batch: tuple[Tensor, Tensor], number: int) -> Tensor | None:
-            if number == 1:
-                return None  # all ranks leave this batch out
+        def training_step(self, batch: tuple[Tensor, Tensor], number: int) -> Tensor:
             return functional.cross_entropy(self.net(batch[0]), batch[1])
 
-    connect()
-    task = Task()
-    trainer = lightning.Trainer(
+    return NetTask
+
+
+def cpu_trainer(schedule: Schedule | None, *callbacks: "Callback", **options: Any) -> "LightningTrainer":
+    """Return a trainer of one device whose `net` follows a schedule, if there is one."""
+    import lightning
+    from lightning.pytorch.plugins.environments import LightningEnvironment
+
+    from real.frameworks.lightning import schedule_callback
+
+    follows = [schedule_callback(schedule, network="net")] if schedule else []
+    return lightning.Trainer(
         accelerator="cpu",
         devices=1,
         plugins=[LightningEnvironment()],
-        max_steps=N_STEPS,
-        gradient_clip_val=0.5,
-        callbacks=[schedule_callback(SCHEDULES[way], network="net")],
-        **QUIET,
+        callbacks=[*follows, *callbacks],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **{"enable_checkpointing": False} | options,
     )
+
+
+def lightning(way: str) -> None:
+    """Each rank has a trainer of one device. Lightning trains in the closure of `optimizer.step`."""
+
+    class Task(net_task()):
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
+
+        def training_step(self, batch: tuple[Tensor, Tensor], number: int) -> Tensor | None:
+            return None if number == 1 else super().training_step(batch, number)  # all ranks leave this batch out
+
+    connect()
+    task = Task()
+    trainer = cpu_trainer(SCHEDULES[way], max_steps=N_STEPS, gradient_clip_val=0.5)
     trainer.fit(task, DataLoader([*batches()], batch_size=None))
     check_equal(vector(task.net), by_torch("ddp" if way == "sync" else f"{way} by hand"))
 
@@ -243,25 +258,14 @@ def trainer_resumed(folder: Path) -> None:
 
 def lightning_resumed(folder: Path) -> None:
     """Accumulates gradients over two passes, validates and saves between averages, and goes on from a checkpoint."""
-    import lightning
     from lightning.pytorch.callbacks import ModelCheckpoint
-    from lightning.pytorch.plugins.environments import LightningEnvironment
 
-    from real.frameworks.lightning import schedule_callback
+    steps = [*batches(n_steps=2 * N_STEPS)]
 
-    class Task(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp()
-            self.batches = [*batches(n_steps=2 * N_STEPS)]
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.net.parameters(), lr=0.1)
-
+    class Task(net_task()):
         def training_step(self, _: int, number: int) -> Tensor:
             # A trainer that resumes knows the number, and begins its loader anew.
-            inputs, targets = self.batches[number]
-            return functional.cross_entropy(self.net(inputs), targets)
+            return super().training_step(steps[number], number)
 
         def validation_step(self, _: int, number: int) -> None:
             check_average(self.net, "in a validation")
@@ -269,16 +273,14 @@ def lightning_resumed(folder: Path) -> None:
     def train(resume_from: Path | None) -> np.ndarray:
         task = Task()
         saves = ModelCheckpoint(folder, every_n_train_steps=3, save_top_k=-1, filename="{step}")
-        made = lightning.Trainer(
-            accelerator="cpu",
-            devices=1,
-            plugins=[LightningEnvironment()],
+        made = cpu_trainer(
+            LocalSGD(period=4),
+            saves,
             max_steps=N_STEPS,
             accumulate_grad_batches=2,
             val_check_interval=6,
             num_sanity_val_steps=0,
-            callbacks=[schedule_callback(LocalSGD(period=4), network="net"), saves],
-            **QUIET | {"enable_checkpointing": True},
+            enable_checkpointing=True,
         )
         made.fit(task, DataLoader(range(2 * N_STEPS)), DataLoader(range(1)), ckpt_path=resume_from)
         return vector(task.net)
@@ -313,37 +315,14 @@ def check_saved(saved: Mapping[str, Tensor], module: nn.Module) -> None:
 
 def lightning_streamed() -> None:
     """Accumulates over two passes, of a stream of five batches: the last pass of an epoch is alone."""
-    import lightning
-    from lightning.pytorch.plugins.environments import LightningEnvironment
-
-    from real.frameworks.lightning import schedule_callback
 
     class Stream(IterableDataset):
         def __iter__(self):
             return iter([*batches(n_steps=5)])
 
-    class Task(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp()
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.net.parameters(), lr=0.1)
-
-        def training_step(self, batch: tuple[Tensor, Tensor], number: int) -> Tensor:
-            return functional.cross_entropy(self.net(batch[0]), batch[1])
-
     def train(loader: DataLoader) -> np.ndarray:
-        task = Task()
-        made = lightning.Trainer(
-            accelerator="cpu",
-            devices=1,
-            plugins=[LightningEnvironment()],
-            max_epochs=2,
-            accumulate_grad_batches=2,
-            callbacks=[schedule_callback(SCHEDULES["sync"], network="net")],
-            **QUIET,
-        )
+        task = net_task()()
+        made = cpu_trainer(SCHEDULES["sync"], max_epochs=2, accumulate_grad_batches=2)
         made.fit(task, loader)
         assert made.global_step == 6
         return vector(task.net)
@@ -355,24 +334,11 @@ def lightning_streamed() -> None:
 
 def lightning_monitored(folder: Path) -> None:
     """Saves by a metric that falls on rank 0 and rises on the others, after each validation."""
-    import lightning
     from lightning.pytorch.callbacks import ModelCheckpoint
-    from lightning.pytorch.plugins.environments import LightningEnvironment
 
-    from real.frameworks.lightning import schedule_callback
-
-    class Task(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp()
-            self.n_validations = 0
-            self.validated = np.empty(0)
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.net.parameters(), lr=0.1)
-
-        def training_step(self, batch: tuple[Tensor, Tensor], number: int) -> Tensor:
-            return functional.cross_entropy(self.net(batch[0]), batch[1])
+    class Task(net_task()):
+        n_validations = 0
+        validated = np.empty(0)
 
         def validation_step(self, _: int, number: int) -> None:
             self.n_validations += 1
@@ -382,15 +348,7 @@ def lightning_monitored(folder: Path) -> None:
     connect()
     task = Task()
     saves = ModelCheckpoint(folder, monitor="metric", filename="best")
-    made = lightning.Trainer(
-        accelerator="cpu",
-        devices=1,
-        plugins=[LightningEnvironment()],
-        max_epochs=3,
-        num_sanity_val_steps=0,
-        callbacks=[schedule_callback(LocalSGD(period=4), network="net"), saves],
-        **QUIET | {"enable_checkpointing": True},
-    )
+    made = cpu_trainer(LocalSGD(period=4), saves, max_epochs=3, num_sanity_val_steps=0, enable_checkpointing=True)
     made.fit(task, DataLoader([*batches(n_steps=5)], batch_size=None), DataLoader(range(1)))
     dist.barrier()
     saved = torch.load(folder / "best.ckpt", weights_only=False)["state_dict"]
@@ -400,32 +358,13 @@ def lightning_monitored(folder: Path) -> None:
 
 def lightning_without_callback() -> None:
     """Accumulates gradients in a network that was wrapped by hand."""
-    import lightning
-    from lightning.pytorch.plugins.environments import LightningEnvironment
 
-    class Task(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp()
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.net.parameters(), lr=0.1)
-
-        def training_step(self, batch: tuple[Tensor, Tensor], number: int) -> Tensor:
-            return functional.cross_entropy(self.net(batch[0]), batch[1])
-
+    class Task(net_task()):
         def on_train_start(self) -> None:
             self.end = real.wrap(self.net, self.optimizers(), LocalSGD(period=4)).close
 
     connect()
-    made = lightning.Trainer(
-        accelerator="cpu",
-        devices=1,
-        plugins=[LightningEnvironment()],
-        max_steps=N_STEPS,
-        accumulate_grad_batches=2,
-        **QUIET,
-    )
+    made = cpu_trainer(None, max_steps=N_STEPS, accumulate_grad_batches=2)
     with pytest.raises(
         RunError, match=r"To accumulate gradients, do all passes but a step's last in `with worker.no_sync"
     ):

@@ -1,7 +1,7 @@
 """Do the tests notice? Plant bugs one at a time, and run the tests that should fail.
 
     python tools/mutants.py                     plant all of them; exit with 1 if a bug survives
-    python tools/mutants.py --only 'caching'    those whose room or name matches
+    python tools/mutants.py --only 'caching'    those whose package or name matches
     python tools/mutants.py --write             record the outcome in benchmarks/results/mutants.json
 
 The bugs stand in `tools/mutants_list.py`. Each is planted in a copy of the tree, so the tree itself may be edited
@@ -65,17 +65,17 @@ class Outcome:
 
 def stale(root: Path, mutants: Sequence[Mutant]) -> list[str]:
     """Return what is wrong with a list of mutants: a sentence for each that cannot be planted."""
-    names = Counter((mutant.room, mutant.name) for mutant in mutants)
-    found = [f"{room}: {name}: planted {n} times; names are unique" for (room, name), n in names.items() if n > 1]
+    names = Counter((mutant.package, mutant.name) for mutant in mutants)
+    found = [f"{package}: {name}: planted {n} times; names are unique" for (package, name), n in names.items() if n > 1]
     for mutant in mutants:
         try:
             mutated(root, mutant)
         except (OSError, ValueError, SyntaxError) as error:
-            found.append(f"{mutant.room}: {mutant.name}: {error}")
+            found.append(f"{mutant.package}: {mutant.name}: {error}")
         paths = [each.partition("::")[0] for each in mutant.tests if each.startswith(("tests/", "simdist/", "real/"))]
         missing = [path for path in paths if not (root / path).exists()]
         if missing or not paths:
-            found.append(f"{mutant.room}: {mutant.name}: no such tests: {', '.join(missing) or 'none are named'}")
+            found.append(f"{mutant.package}: {mutant.name}: no such tests: {', '.join(missing) or 'none are named'}")
     return found
 
 
@@ -197,29 +197,29 @@ def told_name(mutant: Mutant) -> str:
 
 def write(killed_by: Mapping[Mutant, str | None]) -> None:
     """Record the tier that kills each mutant; of those that were not run, what is recorded stays."""
-    found = {(mutant.room, told_name(mutant)): tier for mutant, tier in killed_by.items()}
+    found = {(mutant.package, told_name(mutant)): tier for mutant, tier in killed_by.items()}
     before = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
-    known = {(each["room"], each["name"]): each["tier"] for each in before} | found
-    names = [(mutant.room, told_name(mutant)) for mutant in MUTANTS]
-    rows = [{"room": room, "name": name, "tier": known[room, name]} for room, name in names if (room, name) in known]
+    known = {(each["package"], each["name"]): each["tier"] for each in before} | found
+    names = [(mutant.package, told_name(mutant)) for mutant in MUTANTS]
+    rows = [{"package": each[0], "name": each[1], "tier": known[each]} for each in names if each in known]
     RESULTS.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
 
 
 def main() -> int:
     """Plant the mutants that are asked for, and tell what became of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", metavar="PATTERN", default="", help="regular expression for 'room: name'")
+    parser.add_argument("--only", metavar="PATTERN", default="", help="regular expression for 'package: name'")
     parser.add_argument("--jobs", type=int, default=1, help="runs of pytest at a time")
     parser.add_argument("--list", action="store_true", help="print the mutants and end")
     parser.add_argument("--write", action="store_true", help="record the outcome for the tables of the documentation")
     given = parser.parse_args()
-    mutants = [each for each in MUTANTS if re.search(given.only, f"{each.room}: {each.name}")]
+    mutants = [each for each in MUTANTS if re.search(given.only, f"{each.package}: {each.name}")]
     if problems := stale(ROOT, MUTANTS):
         print("\n".join(problems), file=sys.stderr)
         return 1
     if given.list:
         for mutant in mutants:
-            print(f"{mutant.room}: {mutant.name}\n    {mutant.file}  {' '.join(mutant.tests)}")
+            print(f"{mutant.package}: {mutant.name}\n    {mutant.file}  {' '.join(mutant.tests)}")
         return 0
     began_s = time.monotonic()
     with copies(given.jobs) as free:
@@ -233,7 +233,8 @@ def main() -> int:
         for mutant, outcome, tier in each_in_a_copy(partial(attacked, usual), mutants, free, given.jobs):
             killed_by[mutant] = tier
             state = tier or "SURVIVED"
-            print(f"{state:9}{mutant.room}: {told_name(mutant)}  [{outcome.seconds:.1f} s] {outcome.last}", flush=True)
+            took = f"[{outcome.seconds:.1f} s] {outcome.last}"
+            print(f"{state:9}{mutant.package}: {told_name(mutant)}  {took}", flush=True)
     if given.write:
         write(killed_by)
     by_tier = Counter(killed_by.values())
@@ -242,9 +243,8 @@ def main() -> int:
     print(f"{len(killed_by)} planted, {killed}, {by_tier[None]} survived; {took_s:.0f} s")
     wrong = [mutant for mutant, tier in killed_by.items() if (tier is None) != bool(mutant.equivalent)]
     for mutant in wrong:
-        print(
-            f"{mutant.room}: {mutant.name}: {'was killed, so is not equivalent' if mutant.equivalent else 'survived'}"
-        )
+        what = "was killed, so is not equivalent" if mutant.equivalent else "survived"
+        print(f"{mutant.package}: {mutant.name}: {what}")
     if failing:
         print("these fail without any mutant, so nothing was planted for them:", *failing, sep="\n")
     return int(bool(wrong or failing))

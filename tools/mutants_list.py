@@ -1,4 +1,4 @@
-"""The bugs that `tools/mutants.py` plants, room by room."""
+"""The bugs that `tools/mutants.py` plants, package by package."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,6 @@ class Mutant:
     """A bug that somebody might write.
 
     Args:
-        room: Part of the project.
         name: The bug.
         file: Where, from the root of the project.
         old: Text of the file, which it has once.
@@ -17,13 +16,17 @@ class Mutant:
         equivalent: Why no test can fail, in a sentence; empty if one can.
     """
 
-    room: str
     name: str
     file: str
     old: str
     new: str
     tests: tuple[str, ...]
     equivalent: str = ""
+
+    @property
+    def package(self) -> str:
+        """The folder of the file, such as `simdist/plan`."""
+        return self.file.rpartition("/")[0]
 
 
 _WALK, _CHECK = "simdist/plan/walk.py", "simdist/plan/check.py"
@@ -36,7 +39,6 @@ _TEST_LIVENESS = ("tests/simdist/plan/test_liveness.py",)
 
 _PLAN = (
     Mutant(
-        "plan",
         "a write waits for the readers on one stream only",
         _WALK,
         "needed.extend(buffers[name].readers.values())",
@@ -44,7 +46,6 @@ _PLAN = (
         (*_TEST_WALK, "-k", "naive_derivation"),
     ),
     Mutant(
-        "plan",
         "operations do not wait for the host that enqueues them",
         _WALK,
         "needed = [host] if host else []",
@@ -52,7 +53,6 @@ _PLAN = (
         (*_TEST_WALK, "-k", "host"),
     ),
     Mutant(
-        "plan",
         "implied dependencies are kept",
         _WALK,
         "sorted(needed, key=lambda done: -done.index)",
@@ -60,7 +60,6 @@ _PLAN = (
         (*_TEST_WALK, "-k", "fused or implies"),
     ),
     Mutant(
-        "plan",
         "a clock that will overtake another does not end a repetition",
         _WALK,
         "return all(min(clocks, default=limit) >= limit for clocks, limit in zip(moves_from, stays_at, strict=True))",
@@ -68,7 +67,6 @@ _PLAN = (
         (*_TEST_WALK, "-k", "for_once"),
     ),
     Mutant(
-        "plan",
         "equal steps that are not walked take place in one step",
         _WALK,
         "found += [each.moved(by) for by in range(1, left + 1) for each in templates]",
@@ -76,7 +74,6 @@ _PLAN = (
         (*_TEST_WALK, "-k", "equal_steps"),
     ),
     Mutant(
-        "plan",
         "what one stream knows to be done counts as known to all",
         _WALK,
         "floor = [min(known) for known",
@@ -84,7 +81,6 @@ _PLAN = (
         (*_TEST_WALK, "-k", "live"),
     ),
     Mutant(
-        "plan",
         "a divisor of 2 is not written",
         _DOCUMENT,
         '"divisor": 1,',
@@ -92,7 +88,6 @@ _PLAN = (
         (*_TEST_PLAN, "-k", "later_field"),
     ),
     Mutant(
-        "plan",
         "the digest depends on the name",
         _DOCUMENT,
         'del document["name"]',
@@ -100,7 +95,6 @@ _PLAN = (
         (*_TEST_PLAN, "-k", "digest"),
     ),
     Mutant(
-        "plan",
         "of two equal keys one is lost",
         _CODEC,
         "if len(known) < len(pairs)",
@@ -108,7 +102,6 @@ _PLAN = (
         (*_TEST_PLAN, "-k", "twice"),
     ),
     Mutant(
-        "plan",
         "what is read counts as written",
         _CHECK,
         "written.update(ops.writes(op))",
@@ -116,7 +109,6 @@ _PLAN = (
         _TEST_CHECK,
     ),
     Mutant(
-        "plan",
         "shards may be smaller than a slice",
         _CHECK,
         "if whole.count != shard.count * group.size:",
@@ -124,7 +116,6 @@ _PLAN = (
         _TEST_CHECK,
     ),
     Mutant(
-        "plan",
         "a selection of nothing is legal",
         _CHECK,
         "if not 1 <= op.k <= src.count:",
@@ -133,7 +124,6 @@ _PLAN = (
         equivalent="a buffer has at least one element, so a selection of none does not fit the buffer that it is for",
     ),
     Mutant(
-        "plan",
         "a selection may take one more than there are",
         _CHECK,
         "if not 1 <= op.k <= src.count:",
@@ -141,7 +131,6 @@ _PLAN = (
         _TEST_CHECK,
     ),
     Mutant(
-        "plan",
         "a root may be one beyond the group",
         _CHECK,
         "not 0 <= op.root < op.group.size",
@@ -149,7 +138,6 @@ _PLAN = (
         _TEST_CHECK,
     ),
     Mutant(
-        "plan",
         "lengths that become known later are not asked for again",
         _CHECK,
         "while len(counts) > n_known:",
@@ -157,7 +145,6 @@ _PLAN = (
         _TEST_CHECK,
     ),
     Mutant(
-        "plan",
         "gradients of a shared update need not cover the parameters",
         _CHECK,
         "    if joins:\n        yield from _update_problems(op, buffers)\n",
@@ -165,7 +152,6 @@ _PLAN = (
         ("tests/simdist/schedules/test_schedules.py", "-k", "cover_it"),
     ),
     Mutant(
-        "plan",
         "contents that are written anew are those of before",
         _LIVENESS,
         "life = None if is_new else alive.get(name)",
@@ -173,7 +159,6 @@ _PLAN = (
         _TEST_LIVENESS,
     ),
     Mutant(
-        "plan",
         "what an operation reads and writes is new",
         _LIVENESS,
         "(name, name not in read)",
@@ -181,7 +166,6 @@ _PLAN = (
         _TEST_LIVENESS,
     ),
     Mutant(
-        "plan",
         "a wait uses the contents that it waits for",
         _LIVENESS,
         "    if isinstance(op, Wait):\n        return []\n",
@@ -189,7 +173,6 @@ _PLAN = (
         _TEST_LIVENESS,
     ),
     Mutant(
-        "plan",
         "contents are given back after the last use on one lane",
         _LIVENESS,
         "life.last[lane] = row",
@@ -197,7 +180,6 @@ _PLAN = (
         _TEST_LIVENESS,
     ),
     Mutant(
-        "plan",
         "parameters are in use from their first use on",
         _LIVENESS,
         "for buffer in plan.buffers if not buffer.initialized}",
@@ -218,7 +200,6 @@ _TEST_TIMELINES = ("tests/simdist/engines/test_timelines.py",)
 
 _ENGINES = (
     Mutant(
-        "engines",
         "links that carry different groups are alike",
         _SYMMETRY,
         "            links = mixed(links, on_links)",
@@ -226,7 +207,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "flows that share a link count once",
         _SYMMETRY,
         "of_place[link] = of_place.get(link, 0.0) + nbytes",
@@ -234,7 +214,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "ranks that begin in two ways are taken for one another",
         _ALIKE,
         "key = pattern.works, distinct.tobytes(), of_kinds.tobytes(), partition.form",
@@ -242,7 +221,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "a slow rank is like the others",
         _ALIKE,
         "rows = [*self._own, *(before.end_s",
@@ -250,7 +228,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "a step may use links that an earlier one still uses",
         _ALIKE,
         "return bool((first_start_s >= before.base_s + before.idle_from_s).all())",
@@ -258,7 +235,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "a step may use no link as long as an earlier one uses any",
         _ALIKE,
         "ended_s = np.maximum(before.idle_from_s, course.last_end_s[partition.of_links])",
@@ -266,7 +242,6 @@ _ENGINES = (
         (*_TEST_ALIKE, "-k", "different_steps"),
     ),
     Mutant(
-        "engines",
         "links are busy from the latest transfer on that began on them",
         _ALIKE,
         "last_end_s[links] = np.maximum(last_end_s[links], end_s)",
@@ -274,7 +249,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "what a rank has computed before does not count where steps recur",
         "simdist/traces/breakdown.py",
         "whole = key, self._now.digest()",
@@ -282,7 +256,6 @@ _ENGINES = (
         ("tests/simdist/traces/test_breakdown.py", "-k", "recurs"),
     ),
     Mutant(
-        "engines",
         "a step that recurs adds what all steps added so far",
         "simdist/traces/breakdown.py",
         "before_s = [total_s.copy() for total_s in totals_s]",
@@ -290,7 +263,6 @@ _ENGINES = (
         (*_TEST_ALIKE, "-k", "breakdown"),
     ),
     Mutant(
-        "engines",
         "the span that recurs counts from where the first one did",
         _ALIKE,
         "return replace(known.moved(done.base_s - known.base_s), by_s=done.by_s)",
@@ -298,7 +270,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "a step that comes again begins when it did first",
         _ALIKE,
         "return done.moved(before.base_s - like.base_s)",
@@ -306,7 +277,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "one rank of each kind stands for others only where epochs need the times of all ranks",
         "simdist/engines/choose.py",
         'return "epochs are read from the times of all ranks" if run',
@@ -314,7 +284,6 @@ _ENGINES = (
         (*_TEST_ALIKE, "-k", "comparison"),
     ),
     Mutant(
-        "engines",
         "an engine that met what nobody could know ends the run, although another could go on",
         "simdist/engines/run.py",
         'if engine != "auto":',
@@ -322,7 +291,6 @@ _ENGINES = (
         ("tests/simdist/engines/test_choose.py", "-k", "hands_over"),
     ),
     Mutant(
-        "engines",
         "a collective starts with the member that was looked at last",
         _DES,
         "if now_s > latest_s:",
@@ -330,7 +298,6 @@ _ENGINES = (
         _TEST_TIMELINES,
     ),
     Mutant(
-        "engines",
         "an operation waits for the last of its dependencies only",
         _DES,
         "if end_s > now_s:",
@@ -338,7 +305,6 @@ _ENGINES = (
         _TEST_TIMELINES,
     ),
     Mutant(
-        "engines",
         "a tick is counted from when its stream is free",
         _DES,
         "written_s = max((self.rows[2][other][rank] for other in task.after), default=0.0)",
@@ -346,7 +312,6 @@ _ENGINES = (
         (*_TEST_ENGINES, "-k", "tick"),
     ),
     Mutant(
-        "engines",
         "the first members to arrive are told the end of their group, the last is not",
         _DES,
         "notice = waiting.pop((task.index, rank), None)",
@@ -354,7 +319,6 @@ _ENGINES = (
         _TEST_TIMELINES,
     ),
     Mutant(
-        "engines",
         "the fast engine waits for the last dependency only",
         _RECURRENCE,
         "ready = maximum(ready, rows[other])",
@@ -362,7 +326,6 @@ _ENGINES = (
         _TEST_TIMELINES,
     ),
     Mutant(
-        "engines",
         "groups with a stride are taken for neighbours",
         _RECURRENCE,
         "if stride == 1 and n <= _FEW_COLUMNS",
@@ -370,7 +333,6 @@ _ENGINES = (
         _TEST_TIMELINES,
     ),
     Mutant(
-        "engines",
         "delays of a chunk begin one step late",
         _RECURRENCE,
         "chunk.of(op)[step - chunk.steps.start]",
@@ -378,7 +340,6 @@ _ENGINES = (
         (*_TEST_ENGINES, "-k", "chunks or breakdown_of_the_trace"),
     ),
     Mutant(
-        "engines",
         "an operation is ready with the first thing that it waits for",
         _FAST,
         "np.maximum(ready, source, out=ready)",
@@ -386,7 +347,6 @@ _ENGINES = (
         _TEST_TIMELINES,
     ),
     Mutant(
-        "engines",
         "operations of two streams share links as those of one do",
         _CONTENTION,
         "others != {lane_of(op)} or not self._may_go_back",
@@ -394,7 +354,6 @@ _ENGINES = (
         _TEST_CONTENTION,
     ),
     Mutant(
-        "engines",
         "groups that share a link may start apart",
         _CONTENTION,
         "is_apart = start_s != start_s[use.leader]",
@@ -402,7 +361,6 @@ _ENGINES = (
         (*_TEST_TIMELINES, "-k", "nic or early_group"),
     ),
     Mutant(
-        "engines",
         "one rank stands for all even if some are slower",
         "simdist/engines/recurrence.py",
         "return rows[:1] if (rows == rows[:1]).all() else None",
@@ -410,7 +368,6 @@ _ENGINES = (
         (*_TEST_ENGINES, "-k", "one_rank"),
     ),
     Mutant(
-        "engines",
         "transfers of different sizes are taken to end together",
         "simdist/engines/network/fluid.py",
         "if ends_s or len(most) > 1 or not",
@@ -418,7 +375,6 @@ _ENGINES = (
         (*_TEST_ENGINES, "-k", "end_together"),
     ),
     Mutant(
-        "cost",
         "groups look alike wherever their members sit",
         "simdist/cost/costs.py",
         "places = members, resources.node(members), resources.leaf(members), resources.domain(members)",
@@ -426,7 +382,6 @@ _ENGINES = (
         ("tests/simdist/cost/test_collectives.py", "-k", "alike"),
     ),
     Mutant(
-        "engines",
         "a time that the furthest later operation waits for is forgotten with its step",
         _ALIKE,
         "if back + n <= pattern.furthest}",
@@ -434,7 +389,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "links are busy for as long after a span as before it",
         _ALIKE,
         "return _State(self.base_s + by_s, end_s, free_s, self.idle_from_s - by_s)",
@@ -442,7 +396,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "spans with other times on lanes that they do not use are taken for one another",
         _ALIKE,
         "if not all(np.array_equal(each, other.free_s[lane]) for lane, each in self.free_s.items()):",
@@ -450,7 +403,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "spans that leave links busy for longer are taken for those that do not",
         _ALIKE,
         "        if not np.array_equal(self.idle_from_s, other.idle_from_s):\n            return False\n",
@@ -458,7 +410,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "of the most steps that are joined the last is left out",
         _ALIKE,
         "            if len(self._pending) <= _MOST_JOINED:",
@@ -466,7 +417,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "a tick is the next after the stream is free, not after what it waits for was written",
         _ALIKE,
         "tick_s(written_s, work.period_s)",
@@ -474,7 +424,6 @@ _ENGINES = (
         _TEST_TICKS,
     ),
     Mutant(
-        "engines",
         "a collective begins when the member that is looked at last arrives",
         _ALIKE,
         "arrivals.latest_s = max(arrivals.latest_s, now_s)",
@@ -482,7 +431,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "a stream goes on when what it waited for has ended, although it was busy until later",
         _ALIKE,
         "                if end_s > stream.now_s:\n                    stream.now_s = end_s\n",
@@ -490,7 +438,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "of equal transfers of a span the last one begins first",
         _ALIKE,
         "self._used[key] = min(first_start_s, flight.start_s), max(last_end_s, end_s)",
@@ -498,7 +445,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "of different transfers on a link the last one begins first",
         _ALIKE,
         "first_start_s[links] = np.minimum(first_start_s[links], start_s)",
@@ -506,7 +452,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "all stages of a transfer flow at the rate of its first",
         _ALIKE,
         "self.key = (self.step.work.price, self.group, self.place)",
@@ -514,7 +459,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "a run ends with its last step, even if an earlier one ends later",
         _ALIKE,
         "makespan_s[seed] = max(makespan_s[seed], told.base_s + told.last_s)",
@@ -522,7 +466,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "the first kind is that of the first rank",
         _ALIKE,
         "told.partition.of_ranks[0]])",
@@ -530,7 +473,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "ranks of other speeds are taken for the first ones",
         _ALIKE,
         "seconds=cost.seconds[partition.firsts].tolist()",
@@ -538,7 +480,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "progress counts a repetition of steps as one",
         _ALIKE,
         "step = stretch.first_step + number * stretch.n_steps + at",
@@ -546,7 +487,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "bytes are counted on the first links, not on those that stand for others",
         _SYMMETRY,
         "stands[first_links] = True",
@@ -554,7 +494,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "groups are alike if their members of the highest colour are",
         _SYMMETRY,
         "of_ranks[groups.members].sum(axis=1, dtype=np.uint64)",
@@ -562,7 +501,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "groups on different links are alike",
         _SYMMETRY,
         "colours[group] = mixed(colours[group], of_members, of_links)",
@@ -570,7 +508,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "links of different speeds are alike",
         _SYMMETRY,
         "links = mixed(self._capacity_Bps.view(np.uint64))",
@@ -578,7 +515,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "kinds are final once ranks split no further, although groups and links do",
         _SYMMETRY,
         "for each in (ranks, links, *colours.values()))",
@@ -586,7 +522,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "partitions whose groups take other times have one form",
         _SYMMETRY,
         "return tuple(self.group_of), members, tuple(self.alone_s), stages",
@@ -594,7 +529,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "a kind of groups takes the time of one of the first groups",
         _SYMMETRY,
         "alone_s = self._alone_s[first_groups].tolist()",
@@ -602,7 +536,6 @@ _ENGINES = (
         _TEST_ALIKE,
     ),
     Mutant(
-        "engines",
         "links are free at once when transfers have left the window",
         _CONTENTION,
         "self._refuse_busy(op, step, (first_s < self._busy_s).any())",
@@ -610,7 +543,6 @@ _ENGINES = (
         _TEST_CONTENTION,
     ),
     Mutant(
-        "engines",
         "links are free for groups that start together while others still use them",
         _CONTENTION,
         "self._refuse_busy(op, step, (start_s < self._busy_s[components]).any())",
@@ -618,7 +550,6 @@ _ENGINES = (
         _TEST_CONTENTION,
     ),
     Mutant(
-        "engines",
         "times are final while the recurrence goes back",
         _CONTENTION,
         "if self._is_coming_again or (last_s > until_s).any():",
@@ -626,7 +557,6 @@ _ENGINES = (
         _TEST_CONTENTION,
     ),
     Mutant(
-        "engines",
         "of several operations that start at another time only the last is computed again",
         _CONTENTION,
         "self._is_stale |= entry.use.in_components(has_moved, len(self._busy_s))",
@@ -634,7 +564,6 @@ _ENGINES = (
         _TEST_CONTENTION,
     ),
     Mutant(
-        "engines",
         "what lies before a gap is over, although the next operation starts before the gap",
         _CONTENTION,
         "gaps = np.flatnonzero(start_s[order][1 : n + 1] >= ended_s[:-1][:n])",
@@ -642,7 +571,6 @@ _ENGINES = (
         _TEST_CONTENTION,
     ),
     Mutant(
-        "engines",
         "the first transfer after a gap is over with those before it",
         _CONTENTION,
         "leaves[order[: last + 1]] = True",
@@ -650,7 +578,6 @@ _ENGINES = (
         _TEST_CONTENTION,
     ),
     Mutant(
-        "engines",
         "the recurrence goes back to the last end that has changed, not to the first",
         _CONTENTION,
         "changed = min(changed, flight.index)",
@@ -658,7 +585,6 @@ _ENGINES = (
         _TEST_CONTENTION,
     ),
     Mutant(
-        "engines",
         "a recurrence that cannot go back takes operations of a lane that meet",
         _CONTENTION,
         "np.delete(self._last_s, lane, axis=0) if self._may_go_back else self._last_s",
@@ -666,7 +592,6 @@ _ENGINES = (
         _TEST_CONTENTION,
     ),
     Mutant(
-        "engines",
         "all seeds have the links of the first",
         _CONTENTION,
         "number = seed if len(self._costs) > 1 else 0",
@@ -674,7 +599,6 @@ _ENGINES = (
         _TEST_CONTENTION,
     ),
     Mutant(
-        "engines",
         "of links with the same bytes the widest counts",
         _CONTENTION,
         "narrowest[key] = min(narrowest.get(key, np.inf), float(costs.capacity_Bps[link]))",
@@ -682,7 +606,6 @@ _ENGINES = (
         _TEST_CONTENTION,
     ),
     Mutant(
-        "engines",
         "an operation starts in a component with its last group",
         _CONTENTION,
         "np.minimum.reduceat(start_s[self._order], self._firsts, axis=0)",
@@ -690,7 +613,6 @@ _ENGINES = (
         _TEST_CONTENTION,
     ),
     Mutant(
-        "engines",
         "groups that share links through others are apart",
         _CONTENTION,
         "        if (lower == lowest).all():\n            return lowest\n",
@@ -708,7 +630,6 @@ _TEST_DISTURBED = ("tests/simdist/engines/network/test_disturbed.py",)
 
 _NETWORK = (
     Mutant(
-        "network",
         "a slow flow takes the rate of a fast one that has filled another hub",
         _MAX_MIN,
         "level = max(left / load, lowest)  # a rising flow with a lower pace has stopped before",
@@ -716,7 +637,6 @@ _NETWORK = (
         (*_TEST_FLOWS, "-k", "stop_at_their_paces"),
     ),
     Mutant(
-        "network",
         "what flowed before the last change of rates is forgotten",
         _MAX_MIN,
         "left[flow] -= state.flow_floats[RATE][flow] * elapsed_s",
@@ -724,7 +644,6 @@ _NETWORK = (
         _TEST_FLUID,
     ),
     Mutant(
-        "network",
         "ends that were planned at former rates happen",
         _MAX_MIN,
         "MOMENT_S][flow]\n    state.flow_floats[MOMENT_S][flow] = at_s\n",
@@ -732,7 +651,6 @@ _NETWORK = (
         _TEST_FLUID,
     ),
     Mutant(
-        "network",
         "those who stay keep their rates when others end",
         _MAX_MIN,
         "        _note_change(resource, LEFT_BY_FLOWS, state)\n    _take_from_heap(",
@@ -740,7 +658,6 @@ _NETWORK = (
         _TEST_FLOWS,
     ),
     Mutant(
-        "network",
         "the latency of later stages is left out",
         _FLUID,
         "            flow_s += stages[0].latency_s\n",
@@ -748,7 +665,6 @@ _NETWORK = (
         _TEST_FLUID,
     ),
     Mutant(
-        "network",
         "who stops leaves nothing of what it does not use",
         _MAX_MIN,
         "left -= weight[pair] * next_rate[flow]",
@@ -756,7 +672,6 @@ _NETWORK = (
         _TEST_MAX_MIN,
     ),
     Mutant(
-        "network",
         "levels may fall by rounding",
         _MAX_MIN,
         "= max(level, lowest)",
@@ -764,7 +679,6 @@ _NETWORK = (
         (*_TEST_MAX_MIN, "-k", "below_those or less_than_nothing"),
     ),
     Mutant(
-        "network",
         "rates are those of all bytes, not of the most used resource",
         _FLOWS,
         "[amount / most_nbytes for amount in amounts]",
@@ -772,7 +686,6 @@ _NETWORK = (
         _TEST_MAX_MIN,
     ),
     Mutant(
-        "network",
         "what fills a resource is what the last of its users takes",
         _MAX_MIN,
         "demand += weight[pair] * pace[state.pair_ints[FLOW][pair]]",
@@ -780,7 +693,6 @@ _NETWORK = (
         _TEST_FLOWS,
     ),
     Mutant(
-        "network",
         "flows keep a rate that is above the level of a full hub",
         _MAX_MIN,
         "status[flow] == CAPPED and state.flow_floats[RATE][flow] > level",
@@ -788,7 +700,6 @@ _NETWORK = (
         _TEST_FLOWS,
     ),
     Mutant(
-        "network",
         "who leaves in the middle of a list takes those before out with him",
         _MAX_MIN,
         "            following[before] = after\n        if after == NONE:",
@@ -796,7 +707,6 @@ _NETWORK = (
         _TEST_FLOWS,
     ),
     Mutant(
-        "network",
         "flows rise above their paces to the level of a hub",
         _MAX_MIN,
         "status[flow] == RISING and state.flow_floats[PACE][flow] <= level",
@@ -804,7 +714,6 @@ _NETWORK = (
         _TEST_FLOWS,
     ),
     Mutant(
-        "network",
         "flows keep the pace that they had before a capacity changed",
         _MAX_MIN,
         "        _find_pace(flow, state)\n        first =",
@@ -812,7 +721,6 @@ _NETWORK = (
         _TEST_DISTURBED,
     ),
     Mutant(
-        "network",
         "hubs stay those of a link's former capacity",
         _MAX_MIN,
         "        _sum_demand(state.resource_ints[CHANGED][number], state)",
@@ -820,7 +728,6 @@ _NETWORK = (
         _TEST_DISTURBED,
     ),
     Mutant(
-        "network",
         "who is due when an outage begins waits for its end",
         _FLUID,
         "_SLACK_ULPS = 4 ",
@@ -828,7 +735,6 @@ _NETWORK = (
         _TEST_DISTURBED,
     ),
     Mutant(
-        "network",
         "transfers that are due together end one after the other",
         _MAX_MIN,
         " * TOGETHER\n",
@@ -847,7 +753,6 @@ _TEST_LOADS = ("tests/simdist/cost/test_loads.py",)
 
 _COST = (
     Mutant(
-        "cost",
         "routes forget the mesh",
         _TOPOLOGY,
         "self.bridged, self.mesh, math.isfinite(self.host_Bps))",
@@ -855,7 +760,6 @@ _COST = (
         ("tests/simdist/cost/test_nccl.py", "-k", "mesh"),
     ),
     Mutant(
-        "cost",
         "routes that were kept forget who receives",
         "simdist/cost/routes.py",
         "_kept_routes(wiring, _as_bytes(src), _as_bytes(dst))",
@@ -863,7 +767,6 @@ _COST = (
         _TEST_ROUTES,
     ),
     Mutant(
-        "cost",
         "the slowest part of a ring is the one with fewest hops between nodes",
         "simdist/cost/routes.py",
         "in sorted(set(of_rest))",
@@ -871,7 +774,6 @@ _COST = (
         _TEST_ROUTES,
     ),
     Mutant(
-        "cost",
         "a ring takes one round too many",
         _ALGORITHMS + "ring.py",
         "rounds = times * (call.n - 1)",
@@ -879,7 +781,6 @@ _COST = (
         _TEST_COST,
     ),
     Mutant(
-        "cost",
         "the chain of a reduce begins with its root",
         _ALGORITHMS + "ring.py",
         "chain = np.roll(call.members, -root - 1)",
@@ -887,7 +788,6 @@ _COST = (
         _TEST_COST,
     ),
     Mutant(
-        "cost",
         "a tree reduces to the first member whatever the root",
         _ALGORITHMS + "tree.py",
         "_binomial(np.roll(call.members, -root), call.nbytes, towards_root=True)",
@@ -895,7 +795,6 @@ _COST = (
         _TEST_COST,
     ),
     Mutant(
-        "cost",
         "halving begins with all of the buffer",
         _ALGORITHMS + "halving_doubling.py",
         "call.nbytes / 2 ** (level + 1)",
@@ -903,7 +802,6 @@ _COST = (
         _TEST_COST,
     ),
     Mutant(
-        "cost",
         "both trees carry all of the buffer",
         _ALGORITHMS + "double_tree.py",
         "call.nbytes / 2,",
@@ -911,7 +809,6 @@ _COST = (
         _TEST_COLLECTIVES,
     ),
     Mutant(
-        "cost",
         "the second tree is not shifted for an odd number",
         _ALGORITHMS + "double_tree.py",
         "(np.arange(n) + 1) % n",
@@ -919,7 +816,6 @@ _COST = (
         _TEST_COLLECTIVES,
     ),
     Mutant(
-        "cost",
         "trees of NCCL reach all of the bandwidth",
         _ALGORITHMS + "nccl.py",
         "_TREE_SHARE = 0.9 ",
@@ -927,7 +823,6 @@ _COST = (
         _TEST_COLLECTIVES,
     ),
     Mutant(
-        "cost",
         "messages follow one another without a gap",
         "simdist/cost/topology.py",
         "return self.gap_s * (2 if",
@@ -935,7 +830,6 @@ _COST = (
         ("tests/simdist/cost/test_nccl.py", "-k", "gap"),
     ),
     Mutant(
-        "cost",
         "traffic below one leaf uses its uplinks",
         "simdist/cost/routes.py",
         "far = np.flatnonzero(self._is_far)",
@@ -943,7 +837,6 @@ _COST = (
         _TEST_RAILS,
     ),
     Mutant(
-        "cost",
         "a GPU sends over the cards of all GPUs of its node",
         "simdist/cost/pricing.py",
         "of_gpu_Bps = topology.network.capacity_Bps / topology.ranks_per_node",
@@ -951,7 +844,6 @@ _COST = (
         _TEST_RAILS,
     ),
     Mutant(
-        "cost",
         "NCCL has any number of buffers under way",
         _ALGORITHMS + "nccl.py",
         "return nbytes / _BUFFER_NBYTES[name] * 2 * (",
@@ -959,7 +851,6 @@ _COST = (
         ("tests/simdist/cost/test_nccl.py", "-k", "sites"),
     ),
     Mutant(
-        "cost",
         "NCCL takes the slower algorithm",
         _ALGORITHMS + "nccl.py",
         "return candidate.estimated.alone_s(capacity_Bps)",
@@ -967,7 +858,6 @@ _COST = (
         _TEST_COLLECTIVES,
     ),
     Mutant(
-        "cost",
         "rings between nodes only reduce",
         _ALGORITHMS + "hierarchical.py",
         "rounds=2 * (m - 1)",
@@ -975,7 +865,6 @@ _COST = (
         _TEST_COLLECTIVES,
     ),
     Mutant(
-        "cost",
         "a server sends to itself",
         _ALGORITHMS + "server.py",
         "moves = member != at[part]",
@@ -983,7 +872,6 @@ _COST = (
         _TEST_COLLECTIVES,
     ),
     Mutant(
-        "cost",
         "gloo's root gathers whole buffers",
         _ALGORITHMS + "gloo.py",
         "call.members[root]), call.nbytes / call.n)",
@@ -991,7 +879,6 @@ _COST = (
         _TEST_COLLECTIVES,
     ),
     Mutant(
-        "cost",
         "the fastest stretch of a ring counts for its latency",
         _TOPOLOGY,
         "ahead[: len(ahead) - rest]).max())",
@@ -999,7 +886,6 @@ _COST = (
         _TEST_COST,
     ),
     Mutant(
-        "cost",
         "network cards send and receive in turn",
         "simdist/cost/costs.py",
         "return 2 * self.world_size + self.n_machines + machine",
@@ -1007,7 +893,6 @@ _COST = (
         _TEST_COST,
     ),
     Mutant(
-        "cost",
         "the overhead of a collective counts for each of its stages",
         _TOPOLOGY,
         "(self.overhead_s if number == 0 else 0.0)",
@@ -1015,7 +900,6 @@ _COST = (
         _TEST_COST,
     ),
     Mutant(
-        "cost",
         "a backward pass takes as long as a forward pass",
         _COMPUTE,
         "n_passes = 2.0",
@@ -1023,7 +907,6 @@ _COST = (
         _TEST_COST,
     ),
     Mutant(
-        "cost",
         "a measured backward pass is shared by FLOPs",
         _COMPUTE,
         "self._backward_share_before[last] - self._backward_share_before[first]",
@@ -1031,7 +914,6 @@ _COST = (
         _TEST_COST,
     ),
     Mutant(
-        "cost",
         "a scatter writes its places without reading them",
         _COMPUTE,
         "touched_nbytes = 2 * src.count",
@@ -1039,7 +921,6 @@ _COST = (
         _TEST_COST,
     ),
     Mutant(
-        "cost",
         "the last, shorter round of the readers takes no time",
         _LOADS,
         "return -(-n // n_threads)",
@@ -1047,7 +928,6 @@ _COST = (
         _TEST_LOADS,
     ),
     Mutant(
-        "cost",
         "files from disk need no decoding",
         _LOADS,
         "n_decoded = (reads.level >= DISK).sum(axis=1)",
@@ -1055,7 +935,6 @@ _COST = (
         _TEST_LOADS,
     ),
     Mutant(
-        "cost",
         "the last samples are decoded on cores that are not there",
         _LOADS,
         "0.0 if dataset.workers else min(dataset.decoders, self._cores_per_rank)",
@@ -1063,7 +942,6 @@ _COST = (
         _TEST_LOADS,
     ),
     Mutant(
-        "cost",
         "a peer answers before it was asked",
         _LOADS,
         "2 * self._topology.network.latency_s + self._memory.latency_s",
@@ -1071,7 +949,6 @@ _COST = (
         _TEST_LOADS,
     ),
     Mutant(
-        "cost",
         "after a reduce-scatter by a ring, members own the chunk after theirs",
         "tests/expansion/rounds.py",
         "yield from _around(n, adds=True, ahead=-1)",
@@ -1079,7 +956,6 @@ _COST = (
         ("tests/simdist/cost/test_expansion.py", "-k", "owner"),
     ),
     Mutant(
-        "cost",
         "halving keeps the half that it should send",
         "tests/expansion/rounds.py",
         "kept = kept + upper * length",
@@ -1087,7 +963,6 @@ _COST = (
         ("tests/simdist/cost/test_expansion.py", "-k", "owner"),
     ),
     Mutant(
-        "cost",
         "each broadcast of an all-gather carries the whole buffer",
         "simdist/cost/algorithms/broadcasts.py",
         "nbytes=call.nbytes // call.n)",
@@ -1106,7 +981,6 @@ _TEST_SHARDED = ("tests/simdist/schedules/test_sharded.py",)
 
 _SCHEDULES = (
     Mutant(
-        "schedules",
         "averages between sharded copies queue behind gathers",
         _SHARDED,
         "if isinstance(spread, ops.AllReduce) and spread.lane == COMM:",
@@ -1114,7 +988,6 @@ _SCHEDULES = (
         (*_TEST_SHARDED, "-k", "averages_between_copies"),
     ),
     Mutant(
-        "schedules",
         "a node of a job of sharded copies has as many copies as ranks",
         _SHARDED,
         "ranks_per_node=max(1, job.ranks_per_node // n_sharers),",
@@ -1122,7 +995,6 @@ _SCHEDULES = (
         (*_TEST_SHARDED, "-k", "groups_of_copies"),
     ),
     Mutant(
-        "schedules",
         "the algorithm between copies is always that of the schedule within them",
         "simdist/schedules/hsdp.py",
         "algorithm = self.algorithm if self.between.algorithm == AUTO else self.between.algorithm",
@@ -1130,7 +1002,6 @@ _SCHEDULES = (
         (*_TEST_SHARDED, "-k", "whose_ranks_are_copies"),
     ),
     Mutant(
-        "schedules",
         "gathers of the forward pass run only one unit ahead",
         _SHARDED,
         "self._gates += self._copied_out[-2:-1]",
@@ -1138,7 +1009,6 @@ _SCHEDULES = (
         (*_TEST_SHARDED, "-k", "timelines"),
     ),
     Mutant(
-        "schedules",
         "the first gather of the backward pass waits for nothing",
         _SHARDED,
         "        self._gates += self._copied_out[-1:]\n        root_comes_first",
@@ -1146,7 +1016,6 @@ _SCHEDULES = (
         (*_TEST_SHARDED, "-k", "random_jobs"),
     ),
     Mutant(
-        "schedules",
         "computing does not wait for a reduce-scatter before the next one",
         _SHARDED,
         'self._ops.append(ops.Wait(f"reduced.{self._unsent[0]}", COMPUTE))',
@@ -1154,7 +1023,6 @@ _SCHEDULES = (
         (*_TEST_SHARDED, "-k", "random_jobs or stream"),
     ),
     Mutant(
-        "schedules",
         "the first unit is reduced without waiting for the root's reductions",
         _SHARDED,
         "            if root and number not in root:\n                self._wait_for_all(micro_batch)\n",
@@ -1162,7 +1030,6 @@ _SCHEDULES = (
         (*_TEST_SHARDED, "-k", "random_jobs"),
     ),
     Mutant(
-        "schedules",
         "tensors are padded as a whole, not by rows",
         _SHARDED,
         "rows = -(-n_rows // n_sharers) * n_sharers",
@@ -1170,7 +1037,6 @@ _SCHEDULES = (
         (*_TEST_SHARDED, "-k", "padded"),
     ),
     Mutant(
-        "schedules",
         "memory is given back when a buffer is written, not when it was read",
         "simdist/plan/liveness.py",
         "life.last[lane] = row",
@@ -1178,7 +1044,6 @@ _SCHEDULES = (
         ("tests/simdist/traces/test_memory.py",),
     ),
     Mutant(
-        "schedules",
         "periods are counted from step 0, not from the end of the warm-up",
         _SCHEDULES_AT + "averaging.py",
         "(step - self.warmup_steps) % period == period - 1",
@@ -1186,7 +1051,6 @@ _SCHEDULES = (
         _TEST_SCHEDULES,
     ),
     Mutant(
-        "schedules",
         "where two levels meet the smaller one acts",
         _SCHEDULES_AT + "hierarchical_sgd.py",
         "for period, size in reversed(self.levels.items()):",
@@ -1194,7 +1058,6 @@ _SCHEDULES = (
         _TEST_SCHEDULES,
     ),
     Mutant(
-        "schedules",
         "Q is drawn anew in every step",
         _SCHEDULES_AT + "powersgd.py",
         "return self._exchange(sent, number, job, None)",
@@ -1202,7 +1065,6 @@ _SCHEDULES = (
         ("tests/real/execution/test_schedule_values.py", "-k", "powersgd_is_that_of_torch"),
     ),
     Mutant(
-        "schedules",
         "an anchor moves without the average of the outer gradients",
         _SCHEDULES_AT + "diloco.py",
         "for name in sent.values()),\n",
@@ -1210,7 +1072,6 @@ _SCHEDULES = (
         _TEST_SCHEDULES,
     ),
     Mutant(
-        "schedules",
         "a bucket that just reaches its limit stays open",
         _SCHEDULES_AT + "parts.py",
         "if held >= (nbytes if buckets else first_nbytes)",
@@ -1218,7 +1079,6 @@ _SCHEDULES = (
         _TEST_SCHEDULES,
     ),
     Mutant(
-        "schedules",
         "a step has a pass too few",
         _SCHEDULES_AT + "parts.py",
         "for earlier in range(job.micro_batches - 1):",
@@ -1226,7 +1086,6 @@ _SCHEDULES = (
         _TEST_SCHEDULES,
     ),
     Mutant(
-        "schedules",
         "a batch is loaded one step too far ahead",
         _SCHEDULES_AT + "parts.py",
         "n_ahead = path.prefetch if path.workers else path.prefetch - 1",
@@ -1234,7 +1093,6 @@ _SCHEDULES = (
         _TEST_SCHEDULES,
     ),
     Mutant(
-        "schedules",
         "buckets are padded by what is too much",
         _SCHEDULES_AT + "parts.py",
         "padding = -count % multiple",
@@ -1242,7 +1100,6 @@ _SCHEDULES = (
         (*_TEST_SCHEDULES, *_TEST_GRADIENTS),
     ),
     Mutant(
-        "schedules",
         "every merge drops half of what is dropped",
         _SCHEDULES_AT + "gtopk.py",
         "divisor=2 * distance",
@@ -1250,7 +1107,6 @@ _SCHEDULES = (
         _TEST_GRADIENTS,
     ),
     Mutant(
-        "schedules",
         "sums of nodes are divided by all ranks",
         _SCHEDULES_AT + "hitopk.py",
         "divisor=peers.size",
@@ -1258,7 +1114,6 @@ _SCHEDULES = (
         (*_TEST_GRADIENTS, *_TEST_SCHEDULES),
     ),
     Mutant(
-        "schedules",
         "one server too many holds one element more",
         _SCHEDULES_AT + "parts.py",
         "share + (server < rest)",
@@ -1266,7 +1121,6 @@ _SCHEDULES = (
         _TEST_GRADIENTS,
     ),
     Mutant(
-        "schedules",
         "greedy placement counts tensors, not elements",
         _SCHEDULES_AT + "parameter_server.py",
         "load[server] += count",
@@ -1274,7 +1128,6 @@ _SCHEDULES = (
         _TEST_GRADIENTS,
     ),
     Mutant(
-        "schedules",
         "gradients that just fill the fusion buffer do not fit",
         _SCHEDULES_AT + "fusion.py",
         "<= self._fusion.buffer_nbytes",
@@ -1282,7 +1135,6 @@ _SCHEDULES = (
         _TEST_FUSION,
     ),
     Mutant(
-        "schedules",
         "gradients in half precision are ready at once",
         _SCHEDULES_AT + "fusion.py",
         "ready_s[op.dst] = ready_s[op.src]",
@@ -1290,7 +1142,6 @@ _SCHEDULES = (
         _TEST_FUSION,
     ),
     Mutant(
-        "schedules",
         "the backward pass begins with the first tensor",
         _SCHEDULES_AT + "sync.py",
         "accumulate(reversed(job.tensor_backward_s))",
@@ -1298,7 +1149,6 @@ _SCHEDULES = (
         _TEST_FUSION,
     ),
     Mutant(
-        "schedules",
         "groups that share an update each keep the mean of their own gradients",
         _SCHEDULES_AT + "gradient.py",
         "algorithm=last.algorithm),) if groups.size > 1 else ()",
@@ -1306,7 +1156,6 @@ _SCHEDULES = (
         (*_TEST_SCHEDULES, "-k", "share_an_update"),
     ),
     Mutant(
-        "schedules",
         "the last unit is kept, not the last block",
         _SHARDED,
         "last = max(each for each in range(len(self.units)) if each not in self.root)",
@@ -1314,7 +1163,6 @@ _SCHEDULES = (
         (*_TEST_SHARDED, "-k", "root or kept"),
     ),
     Mutant(
-        "schedules",
         "one unit less is gathered ahead",
         _SHARDED,
         "abs(upcoming[0] - number) <= ahead",
@@ -1322,7 +1170,6 @@ _SCHEDULES = (
         (*_TEST_SHARDED, "-k", "not search"),
     ),
     Mutant(
-        "schedules",
         "gathers of a micro-batch do not wait for a pass that reduces nothing",
         _SHARDED,
         'self._gates = [f"grad.{self._numbers[0]}"]',
@@ -1330,7 +1177,6 @@ _SCHEDULES = (
         (*_TEST_SHARDED, "-k", "not search"),
     ),
     Mutant(
-        "schedules",
         "gathers of a micro-batch wait for the first reduction before, not for the last",
         _SHARDED,
         'self._gates = [f"ready.{self._reduced[-1]}", self._result(self._reduced[-1], micro_batch)]',
@@ -1338,7 +1184,6 @@ _SCHEDULES = (
         (*_TEST_SHARDED, "-k", "not search"),
     ),
     Mutant(
-        "schedules",
         "gradients add up from step to step",
         _SHARDED,
         "adds = self.shards.reduces_often and not self.shards.defers and micro_batch > 0",
@@ -1346,7 +1191,6 @@ _SCHEDULES = (
         (*_TEST_SHARDED, "-k", "not search"),
     ),
     Mutant(
-        "schedules",
         "units that are to be freed are kept, as true is 1",
         _SHARDED,
         "(kept == 1 and not isinstance(kept, bool))",
@@ -1354,7 +1198,6 @@ _SCHEDULES = (
         (*_TEST_SHARDED, "-k", "gathers_of_three"),
     ),
     Mutant(
-        "schedules",
         "gradients of an update are those of as many ranks as copies",
         _SHARDED,
         "gradients = Group(of_copies.gradients.size * n_sharers)",
@@ -1362,7 +1205,6 @@ _SCHEDULES = (
         (*_TEST_SHARDED, "-k", "groups_of_copies"),
     ),
     Mutant(
-        "schedules",
         "a unit may be kept among more ranks than share it",
         _SHARDED,
         "not isinstance(kept, bool) and n_sharers % kept:",
@@ -1370,7 +1212,6 @@ _SCHEDULES = (
         (*_TEST_SHARDED, "-k", "refused"),
     ),
     Mutant(
-        "schedules",
         "one more input of a reduce-scatter may wait",
         _SHARDED,
         "while len(self._unsent) >= self.schedule.reduce_buffers:",
@@ -1378,7 +1219,6 @@ _SCHEDULES = (
         (*_TEST_SHARDED, "-k", "wait_of_a_stream"),
     ),
     Mutant(
-        "schedules",
         "the backward pass begins with a root that stands first",
         _SHARDED,
         "root_comes_first = self._numbers[-1] in root",
@@ -1391,7 +1231,6 @@ _TEST_CACHING = ("tests/simdist/caching/test_caching.py",)
 
 _CACHING = (
     Mutant(
-        "caching",
         "a file that just fits is not kept",
         "simdist/caching/lookup.py",
         'np.searchsorted(totals, room_nbytes, side="right")',
@@ -1399,7 +1238,6 @@ _CACHING = (
         (*_TEST_CACHING, "-k", "policy or fit"),
     ),
     Mutant(
-        "caching",
         "a sample that no node has is read from a peer",
         "simdist/caching/lookup.py",
         "(held_by != node) & (held_by != _NOWHERE)",
@@ -1407,7 +1245,6 @@ _CACHING = (
         (*_TEST_CACHING, "-k", "policy or room_for_all"),
     ),
     Mutant(
-        "caching",
         "what is kept takes no room",
         "simdist/caching/lookup.py",
         "room_nbytes[node] -= nbytes[fits].sum()",
@@ -1415,7 +1252,6 @@ _CACHING = (
         (*_TEST_CACHING, "-k", "keep_what"),
     ),
     Mutant(
-        "caching",
         "the first that came leaves a disk, used or not",
         "simdist/caching/lookup.py",
         "self._disks[node].held.move_to_end(sample)",
@@ -1423,7 +1259,6 @@ _CACHING = (
         (*_TEST_CACHING, "-k", "steady_hits"),
     ),
     Mutant(
-        "caching",
         "a sample that has left a memory still has an owner",
         "simdist/caching/lookup.py",
         "            del self._owner[oldest]",
@@ -1431,7 +1266,6 @@ _CACHING = (
         (*_TEST_CACHING, "-k", "within_a_load"),
     ),
     Mutant(
-        "caching",
         "memories survive the end of a run",
         "simdist/caching/lookup.py",
         "        caches.clear_memory()",
@@ -1439,7 +1273,6 @@ _CACHING = (
         (*_TEST_CACHING, "-k", "within_their_capacity or warm"),
     ),
     Mutant(
-        "caching",
         "all nodes shuffle the first part",
         "simdist/caching/lookup.py",
         "first = part * size + _least(",
@@ -1447,7 +1280,6 @@ _CACHING = (
         (*_TEST_CACHING, "-k", "epoch_reads or node_read"),
     ),
     Mutant(
-        "caching",
         "the last of the samples that are read is lost",
         "simdist/caching/lookup.py",
         "fits = held <= most",
@@ -1463,7 +1295,6 @@ _TEST_BACKUP = ("tests/simdist/schedules/test_backup_workers.py",)
 
 _PROOF = (
     Mutant(
-        "proof",
         "the mean over the first to come is over all",
         _PROVER,
         "divisor = size if mean else 1",
@@ -1471,7 +1302,6 @@ _PROOF = (
         _TEST_BACKUP,
     ),
     Mutant(
-        "engines",
         "a late rank computes steps that are over",
         "simdist/engines/recurrence.py",
         "if outside.any():",
@@ -1479,7 +1309,6 @@ _PROOF = (
         _TEST_BACKUP,
     ),
     Mutant(
-        "engines",
         "of those that come at one time, the last are in",
         "simdist/plan/first_come.py",
         "came = sorted(arrivals)",
@@ -1487,7 +1316,6 @@ _PROOF = (
         _TEST_BACKUP,
     ),
     Mutant(
-        "cost",
         "the first all-reduce without asking",
         "simdist/cost/pricing.py",
         "transfer = Transfer((*self._asked(some), *transfer.stages))",
@@ -1495,7 +1323,6 @@ _PROOF = (
         _TEST_BACKUP,
     ),
     Mutant(
-        "cost",
         "servers push and pull for late ranks, too",
         "simdist/cost/pricing.py",
         "[among(first)]",
@@ -1503,7 +1330,6 @@ _PROOF = (
         _TEST_BACKUP,
     ),
     Mutant(
-        "proof",
         "declared means are those over the world",
         _PROVER,
         "weights.denominator * (group.size - drop))",
@@ -1511,7 +1337,6 @@ _PROOF = (
         _TEST_PROOF,
     ),
     Mutant(
-        "proof",
         "collectives over other groups share their result",
         _PROVER,
         "like = ops.without_names(op), move is total",
@@ -1519,7 +1344,6 @@ _PROOF = (
         _TEST_PROOF,
     ),
     Mutant(
-        "proof",
         "one atom stands for all whatever the others hold",
         _SYMBOLS,
         "all(first.equals(part) for _, part in parts[1:])",
@@ -1527,7 +1351,6 @@ _PROOF = (
         _TEST_PROOF,
     ),
     Mutant(
-        "proof",
         "what one member gathers is what all hold",
         _SYMBOLS,
         "if weights.shape[3] == 1 and (weights == weights[:, :1]).all():",
@@ -1535,7 +1358,6 @@ _PROOF = (
         _TEST_PROOF,
     ),
     Mutant(
-        "proof",
         "a batch may be used twice",
         _PROVER,
         'state[name] = self._layout.value(name, {Tag("used"): self._own})',
@@ -1543,7 +1365,6 @@ _PROOF = (
         _TEST_PROOF,
     ),
     Mutant(
-        "proof",
         "ranks may project on different factors",
         _PROVER,
         "if any((each.numerators != each.numerators[:1]).any() for each in state[name].weights.values()):",
@@ -1551,7 +1372,6 @@ _PROOF = (
         (*_TEST_PROOF, "-k", "powersgd"),
     ),
     Mutant(
-        "proof",
         "gradients of other tensors may be applied",
         _PROVER,
         "            self._layout.demand_places(grad, state[grad])",
@@ -1559,7 +1379,6 @@ _PROOF = (
         _TEST_PROOF,
     ),
     Mutant(
-        "proof",
         "what a merge drops may be counted twice",
         _PROVER,
         "(totals[of_atom] != op.divisor * held)",
@@ -1567,7 +1386,6 @@ _PROOF = (
         _TEST_PROOF,
     ),
     Mutant(
-        "proof",
         "a step that was proved once is right whatever it finds",
         _PROVER,
         "            key = known",
@@ -1575,7 +1393,6 @@ _PROOF = (
         _TEST_PROOF,
     ),
     Mutant(
-        "proof",
         "what a bucket held does not count where a pass adds to it",
         _PROVER,
         "self._sum(op.dst, state[op.dst], gradient) if op.adds else gradient",
@@ -1583,7 +1400,6 @@ _PROOF = (
         _TEST_PROOF,
     ),
     Mutant(
-        "proof",
         "passes of a step are not told apart",
         _PROVER,
         'Tag("forward", micro_batch=self._now.n_passes)',
@@ -1591,7 +1407,6 @@ _PROOF = (
         _TEST_PROOF,
     ),
     Mutant(
-        "proof",
         "an average that is applied late may be of any earlier step",
         _PROVER,
         "self._oldest += max(result(step).late_steps for step in range(self._plan.n_steps))",
@@ -1599,7 +1414,6 @@ _PROOF = (
         _TEST_PROOF,
     ),
     Mutant(
-        "proof",
         "gradients do not age",
         _SYMBOLS,
         "older = replace(tag, age=min(tag.age + 1, oldest))",
@@ -1607,7 +1421,6 @@ _PROOF = (
         _TEST_PROOF,
     ),
     Mutant(
-        "proof",
         "an all-gather mixes the members of groups with a stride",
         _SYMBOLS,
         "whole = np.moveaxis(view, 1, 2).reshape(",
@@ -1615,7 +1428,6 @@ _PROOF = (
         _TEST_PROOF,
     ),
     Mutant(
-        "proof",
         "after a reduce all members hold the sum",
         _SYMBOLS,
         "return np.where(root_mask(view, root), view.sum(1, keepdims=True), view)",
@@ -1631,7 +1443,6 @@ _TEST_PAUSES = ("tests/simdist/scenario/test_pauses_and_work.py",)
 
 _SCENARIO = (
     Mutant(
-        "scenario",
         "the numbers of a rank depend on the size of the world",
         _SAMPLING,
         "raw.reshape(n_ranks, _TILE_STEPS).T",
@@ -1639,7 +1450,6 @@ _SCENARIO = (
         _TEST_DISTURBANCES,
     ),
     Mutant(
-        "scenario",
         "large delays of a heavy tail come more often",
         _SAMPLING,
         "uniforms.closed(start, stop, lane=1)",
@@ -1647,7 +1457,6 @@ _SCENARIO = (
         _TEST_DISTURBANCES,
     ),
     Mutant(
-        "scenario",
         "bursts are rare at the start",
         _SAMPLING,
         "bursts.enter / (bursts.enter + bursts.leave)",
@@ -1655,7 +1464,6 @@ _SCENARIO = (
         _TEST_DISTURBANCES,
     ),
     Mutant(
-        "scenario",
         "a factor delays by all of the computation",
         _SAMPLING,
         "((factor or 1.0) - 1.0)",
@@ -1663,7 +1471,6 @@ _SCENARIO = (
         _TEST_DISTURBANCES,
     ),
     Mutant(
-        "scenario",
         "a second disturbance of a channel replaces the first",
         _SAMPLING,
         "source.ranks] += source.delays(start, stop)",
@@ -1671,7 +1478,6 @@ _SCENARIO = (
         _TEST_DISTURBANCES,
     ),
     Mutant(
-        "scenario",
         "chunks begin at the start of a tile",
         _SAMPLING,
         "offset = start - first_tile * _TILE_STEPS",
@@ -1679,7 +1485,6 @@ _SCENARIO = (
         _TEST_DISTURBANCES,
     ),
     Mutant(
-        "scenario",
         "the last recorded step is never resampled after others",
         _SAMPLING,
         "+ offsets) % n_recorded)",
@@ -1687,7 +1492,6 @@ _SCENARIO = (
         ("tests/simdist/scenario/test_resampled_recordings.py",),
     ),
     Mutant(
-        "scenario",
         "batches of steps cut through tiles",
         _SAMPLING,
         "end = min(stop, (first // size + 1) * size)",
@@ -1696,7 +1500,6 @@ _SCENARIO = (
         equivalent="the words of a tile depend on its number only, so tiles are computed twice and give the same",
     ),
     Mutant(
-        "scenario",
         "all of a pause delays, whatever the device covers",
         _PAUSES,
         "np.maximum(lasts_s - covered_s, 0.0)",
@@ -1704,7 +1507,6 @@ _SCENARIO = (
         _TEST_PAUSES,
     ),
     Mutant(
-        "scenario",
         "the first pause comes as late as any other",
         _PAUSES,
         "np.clip(high - np.arange(high), 0, high - low + 1)",
@@ -1712,7 +1514,6 @@ _SCENARIO = (
         _TEST_PAUSES,
     ),
     Mutant(
-        "scenario",
         "the longest interval between pauses is never drawn",
         _PAUSES,
         "drawn * (high - low + 1)",
@@ -1720,7 +1521,6 @@ _SCENARIO = (
         _TEST_PAUSES,
     ),
     Mutant(
-        "scenario",
         "all micro-batches of a step have the work of its first",
         _PAUSES,
         "closed(start, stop, lane=number)",
@@ -1728,7 +1528,6 @@ _SCENARIO = (
         _TEST_PAUSES,
     ),
     Mutant(
-        "scenario",
         "a slow-down never stops growing",
         _SAMPLING,
         "np.clip((steps - begin) / (end - begin), 0.0, 1.0)",
@@ -1736,7 +1535,6 @@ _SCENARIO = (
         _TEST_PAUSES,
     ),
     Mutant(
-        "scenario",
         "another batch size keeps its seconds",
         "simdist/scenario/workload.py",
         "is_left = workload.is_of_any_batch and TIMES.isdisjoint(keys)",
@@ -1754,7 +1552,6 @@ _TEST_JOB_TIMES = ("tests/simdist/profiles/test_job_times.py",)
 
 _PROFILES = (
     Mutant(
-        "profiles",
         "the first bucket of a pass takes as long as all passes before",
         _ESTIMATES + "base.py",
         "buckets_s[:, 0] -= [step.earlier_s for step in timed]",
@@ -1762,7 +1559,6 @@ _PROFILES = (
         (*_TEST_JOB_TIMES, "-k", "several_passes"),
     ),
     Mutant(
-        "profiles",
         "steps that update are passes of the next one",
         "simdist/profiles/job/averaging.py",
         "not any(steps[place].optimize_s for each in groups for place in each[:-1])",
@@ -1770,7 +1566,6 @@ _PROFILES = (
         ("tests/simdist/profiles/test_averaging.py", "-k", "add_up"),
     ),
     Mutant(
-        "profiles",
         "a persistent straggler is late only where it is by all of it",
         _ESTIMATES + "stragglers.py",
         "more_s >= late_s / 2",
@@ -1778,7 +1573,6 @@ _PROFILES = (
         _TEST_STRAGGLERS,
     ),
     Mutant(
-        "profiles",
         "where all ranks are late, each is a straggler",
         _ESTIMATES + "stragglers.py",
         "own_s - _of_others_s(own_s)",
@@ -1786,7 +1580,6 @@ _PROFILES = (
         _TEST_STRAGGLERS,
     ),
     Mutant(
-        "profiles",
         "one late rank is a late node",
         _ESTIMATES + "stragglers.py",
         "len(of) == len(traced[node]) > 1",
@@ -1794,7 +1587,6 @@ _PROFILES = (
         _TEST_STRAGGLERS,
     ),
     Mutant(
-        "profiles",
         "being late in half of the steps is usual",
         _ESTIMATES + "noise.py",
         'np.quantile(seconds, 0.5, axis=axis, method="lower")',
@@ -1802,7 +1594,6 @@ _PROFILES = (
         _TEST_STRAGGLERS,
     ),
     Mutant(
-        "profiles",
         "the drift of a clock is corrected the wrong way",
         _JOB + "matching.py",
         "drift = change_s / span_s",
@@ -1810,7 +1601,6 @@ _PROFILES = (
         (*_TEST_JOB_TIMES, "-k", "drift"),
     ),
     Mutant(
-        "profiles",
         "collectives that run at once are counted twice",
         _JOB + "matching.py",
         "np.maximum(1, began - ended)",
@@ -1818,7 +1608,6 @@ _PROFILES = (
         (*_TEST_JOB_TIMES, "-k", "at_once"),
     ),
     Mutant(
-        "profiles",
         "collectives are timed from when the first member came",
         _ESTIMATES + "collectives.py",
         "    last_s = np.nanmax(arrival_s, axis=1)\n    alone_s",
@@ -1826,7 +1615,6 @@ _PROFILES = (
         (*_TEST_JOB_TIMES, "-k", "waiting_for_late"),
     ),
     Mutant(
-        "profiles",
         "times that grow with size are pooled",
         _ESTIMATES + "links.py",
         "isotonic_regression(means_s, weights=counts)",
@@ -1834,7 +1622,6 @@ _PROFILES = (
         (*_TEST_JOB_TIMES, "-k", "measured_times_back or pooled"),
     ),
     Mutant(
-        "profiles",
         "steps are numbered away from those of others",
         _JOB + "alignment.py",
         "_renumbered(each, shift - usual)",
@@ -1842,7 +1629,6 @@ _PROFILES = (
         ("tests/simdist/profiles/test_averaging.py", "-k", "numbered"),
     ),
     Mutant(
-        "profiles",
         "a wait ends with the first of several collectives",
         "simdist/profiles/steps/cpu_steps.py",
         "float(transfers.end_s[runs].max())",
@@ -1850,7 +1636,6 @@ _PROFILES = (
         ("tests/simdist/profiles/test_ranks.py",),
     ),
     Mutant(
-        "profiles",
         "work launched before the trace belongs to its first step",
         _STEPS + "cuda_steps.py",
         "np.where(known < 0, -np.inf, launch_s[on_stream[known]])",
@@ -1858,7 +1643,6 @@ _PROFILES = (
         _TEST_KINDS,
     ),
     Mutant(
-        "profiles",
         "a step of a device ends at the mark",
         _STEPS + "cuda_steps.py",
         "np.maximum(borders_s, kernels.computed(borders_s))",
@@ -1866,7 +1650,6 @@ _PROFILES = (
         _TEST_KINDS,
     ),
     Mutant(
-        "profiles",
         "every gap is one between launches",
         _STEPS + "step_parts.py",
         "queue_s = np.stack([queue_s[0] + CLOCKS_S, queue_s[1]])",
@@ -1874,7 +1657,6 @@ _PROFILES = (
         _TEST_KINDS,
     ),
     Mutant(
-        "profiles",
         "a lag counts once per collective",
         _ESTIMATES + "collectives.py",
         "start_s[row] >= end_s[found].max()",
@@ -1882,7 +1664,6 @@ _PROFILES = (
         ("tests/simdist/profiles/test_untraced_ranks.py",),
     ),
     Mutant(
-        "profiles",
         "noise has an exponential tail",
         _ESTIMATES + "noise.py",
         "_TAILS = np.linspace(-0.2, 1.0, 25)",
@@ -1890,7 +1671,6 @@ _PROFILES = (
         _TEST_STRAGGLERS,
     ),
     Mutant(
-        "profiles",
         "waiting counts as the transfer",
         _JOB + "exchanges.py",
         "if key[1] in _APART else least_s[key]",
@@ -1898,7 +1678,6 @@ _PROFILES = (
         ("tests/simdist/profiles/test_waiting.py",),
     ),
     Mutant(
-        "profiles",
         "the update of a slice counts as that of the whole model",
         "simdist/profiles/stages.py",
         "optimize_s *= model.whole_per_slice",
@@ -1906,7 +1685,6 @@ _PROFILES = (
         (*_TEST_SHARDED, "-k", "plan_again and 1"),
     ),
     Mutant(
-        "profiles",
         "what a unit reduces late ends its backward pass late",
         _ESTIMATES + "sharded_model.py",
         "ends[order[-1]] = of.end.backward_s",
@@ -1914,7 +1692,6 @@ _PROFILES = (
         (*_TEST_SHARDED, "-k", "plan_again and 1"),
     ),
     Mutant(
-        "profiles",
         "a gather may be of a unit of another size",
         _JOB + "unit_order.py",
         "return self.count == other.count and",
@@ -1922,7 +1699,6 @@ _PROFILES = (
         (*_TEST_SHARDED, "-k", "without_names"),
     ),
     Mutant(
-        "profiles",
         "a launch counts from its beginning",
         _STEPS + "cuda_steps.py",
         "queued_s, _ = _launches(trace, events, in_effect=True)",
@@ -1930,7 +1706,6 @@ _PROFILES = (
         ("tests/simdist/profiles/test_ranks_cuda.py",),
     ),
     Mutant(
-        "profiles",
         "names of files prove machines",
         _JOB + "layout.py",
         "not (is_weak and fitting in ([], [1]))",
@@ -1938,7 +1713,6 @@ _PROFILES = (
         ("tests/simdist/profiles/test_job.py",),
     ),
     Mutant(
-        "profiles",
         "a kept last unit hides the root",
         _JOB + "sharding.py",
         "all(again[1:-1])",
@@ -1946,7 +1720,6 @@ _PROFILES = (
         ("tests/simdist/profiles/test_sharded_units.py",),
     ),
     Mutant(
-        "profiles",
         "a unit that is gathered before any is copied out is gathered no step ahead",
         _ESTIMATES + "sharded_model.py",
         "max(done, default=-1)",
@@ -1954,7 +1727,6 @@ _PROFILES = (
         ("tests/simdist/profiles/test_sharded_units.py",),
     ),
     Mutant(
-        "profiles",
         "gathers run ahead of units that are copied out after them",
         _ESTIMATES + "sharded_model.py",
         "copied[other].issued_s < gathers[unit].issued_s",
@@ -1962,7 +1734,6 @@ _PROFILES = (
         ("tests/simdist/profiles/test_sharded_units.py",),
     ),
     Mutant(
-        "profiles",
         "any kept unit is the last one",
         _ESTIMATES + "sharded_model.py",
         "if kept == units[-1:]:",
@@ -1970,7 +1741,6 @@ _PROFILES = (
         ("tests/simdist/profiles/test_sharded_units.py",),
     ),
     Mutant(
-        "profiles",
         "a root that stands last comes first",
         _ESTIMATES + "sharded_model.py",
         "if sharding.root is not None and not sharding.root_comes_first:",
@@ -1978,7 +1748,6 @@ _PROFILES = (
         ("tests/simdist/profiles/test_sharded_units.py",),
     ),
     Mutant(
-        "profiles",
         "ranks with the same slice are those of one copy",
         _JOB + "sharded_ranks.py",
         "copies = tuple(range(rank % n_sharers, world_size, n_sharers))",
@@ -1986,7 +1755,6 @@ _PROFILES = (
         ("tests/simdist/profiles/test_sharded_units.py",),
     ),
     Mutant(
-        "profiles",
         "a rank's group begins with it",
         _JOB + "sharded_ranks.py",
         "first = rank - rank % size",
@@ -1994,7 +1762,6 @@ _PROFILES = (
         ("tests/simdist/profiles/test_sharded_units.py",),
     ),
     Mutant(
-        "profiles",
         "parameters are those of the unit that was reduced before",
         _STEPS + "sharded_steps.py",
         "or self.packs.start_s[before] < since_s or",
@@ -2002,7 +1769,6 @@ _PROFILES = (
         ("tests/simdist/profiles/test_sharded_units.py",),
     ),
     Mutant(
-        "profiles",
         "a unit has its name until the next one begins",
         _STEPS + "sharded_steps.py",
         "if before < 0 or self.names.end_s[before] < time_s:",
@@ -2010,7 +1776,6 @@ _PROFILES = (
         ("tests/simdist/profiles/test_sharded_units.py",),
     ),
     Mutant(
-        "profiles",
         "a wait before the last gather of a pass is for the loss",
         _STEPS + "sharded_steps.py",
         "(blocks.start_s > before_s[-1])",
@@ -2018,7 +1783,6 @@ _PROFILES = (
         ("tests/simdist/profiles/test_sharded_units.py",),
     ),
     Mutant(
-        "profiles",
         "uneven rows are not padded",
         _JOB + "sharding.py",
         "elements = -(-rows // shard) * shard",
@@ -2026,7 +1790,6 @@ _PROFILES = (
         ("tests/simdist/profiles/test_sharded_units.py",),
     ),
     Mutant(
-        "profiles",
         "clocks that differ a little show two communicators",
         _JOB + "sharding.py",
         "> _MORE_THAN_CLOCKS * (end_s - start_s)",
@@ -2040,7 +1803,6 @@ _TEST_GAINS = ("tests/simdist/stragglers/test_gains.py",)
 
 _WHATIF = (
     Mutant(
-        "stragglers",
         "of two ranks the slower is typical",
         "simdist/stragglers/ideal.py",
         "middle = (len(values) - 1) // 2",
@@ -2048,7 +1810,6 @@ _WHATIF = (
         _TEST_WHATIF,
     ),
     Mutant(
-        "stragglers",
         "steps that are not asked for count for the ideal",
         "simdist/stragglers/ideal.py",
         "append(each.rows[each.steps >= first_step])",
@@ -2056,7 +1817,6 @@ _WHATIF = (
         _TEST_WHATIF,
     ),
     Mutant(
-        "stragglers",
         "simultaneous pauses are sought along the steps",
         "simdist/stragglers/ideal.py",
         "_median(values.T)[:, np.newaxis]",
@@ -2064,7 +1824,6 @@ _WHATIF = (
         _TEST_WHATIF,
     ),
     Mutant(
-        "stragglers",
         "shares of the loss add up to more than all of it",
         "simdist/stragglers/verdict.py",
         "both = max(1.0, persistent + simultaneous)",
@@ -2072,7 +1831,6 @@ _WHATIF = (
         _TEST_WHATIF,
     ),
     Mutant(
-        "stragglers",
         "of a small job no rank is among the slowest",
         "simdist/stragglers/slowdown.py",
         "np.ceil(_SLOWEST_SHARE",
@@ -2080,7 +1838,6 @@ _WHATIF = (
         _TEST_WHATIF,
     ),
     Mutant(
-        "stragglers",
         "what fixes a rank fixes all but that rank",
         "simdist/stragglers/slowdown.py",
         "Kept(ranks=everyone - ranks)",
@@ -2088,7 +1845,6 @@ _WHATIF = (
         _TEST_WHATIF,
     ),
     Mutant(
-        "stragglers",
         "a gain is sure if it is possible",
         "simdist/stragglers/gains.py",
         "self.interval[0] > 1 + _ROUNDING",
@@ -2096,7 +1852,6 @@ _WHATIF = (
         (*_TEST_GAINS, "-k", "sure"),
     ),
     Mutant(
-        "stragglers",
         "few runs are enough to be sure",
         "simdist/stragglers/gains.py",
         "if n_runs < _LEAST_RUNS:",
@@ -2113,7 +1868,6 @@ _TEST_DOUBTS = ("tests/simdist/studies/test_published_errors.py", _DOUBTS)
 
 _STUDIES = (
     Mutant(
-        "studies",
         "the spread is that of the samples, not of what they are from",
         _STATISTICS,
         "samples.std(ddof=1)",
@@ -2121,7 +1875,6 @@ _STUDIES = (
         _TEST_STATISTICS,
     ),
     Mutant(
-        "studies",
         "one degree of freedom too many",
         _STATISTICS,
         "student_quantile(n - 1)",
@@ -2129,7 +1882,6 @@ _STUDIES = (
         _TEST_STATISTICS,
     ),
     Mutant(
-        "studies",
         "residuals of a ratio are taken over the wrong mean",
         _STATISTICS,
         "/ float(below.mean()), error)",
@@ -2137,7 +1889,6 @@ _STUDIES = (
         _TEST_STATISTICS,
     ),
     Mutant(
-        "studies",
         "errors are relative to what was simulated",
         _STATISTICS,
         "ratio(simulated - measured, measured)",
@@ -2145,7 +1896,6 @@ _STUDIES = (
         _TEST_STATISTICS,
     ),
     Mutant(
-        "studies",
         "intervals hold the middle 90 %",
         _STATISTICS,
         "_MIDDLE = (2.5, 97.5)",
@@ -2153,7 +1903,6 @@ _STUDIES = (
         _TEST_STATISTICS,
     ),
     Mutant(
-        "studies",
         "a correlation with values that are not taken about their mean",
         _STATISTICS,
         "b = b - b.mean()",
@@ -2161,7 +1910,6 @@ _STUDIES = (
         _TEST_STATISTICS,
     ),
     Mutant(
-        "studies",
         "samples in memory take longer because the storage does",
         _DOUBTS,
         "return transfer.scaled(factor) if of_storage else transfer",
@@ -2169,7 +1917,6 @@ _STUDIES = (
         _TEST_DOUBTS,
     ),
     Mutant(
-        "studies",
         "a storage whose rates are measured has a doubt",
         _DOUBTS,
         'each.kind == "input" or not _is_storage_measured(scenario)',
@@ -2200,7 +1947,6 @@ _TEST_LOOP_SHARDS = ("tests/real/loops/test_shards.py",)
 
 _REAL = (
     Mutant(
-        "real: executor",
         "a pass writes over the gradients of the one before",
         "real/programs/binding.py",
         "place.add_(gradient)",
@@ -2208,7 +1954,6 @@ _REAL = (
         (_TEST_VALUES, "-k", "no_sync"),
     ),
     Mutant(
-        "real: executor",
         "loads before the first step are not waited for",
         _REMAINING,
         "return index >= self._first_index or index in self.loads.early",
@@ -2216,7 +1961,6 @@ _REAL = (
         (_TEST_EXECUTOR, "-k", "begin"),
     ),
     Mutant(
-        "real: executor",
         "a batch that the first step reads is not loaded",
         _REMAINING,
         "if self._loads.before(step) + nth >= first_step",
@@ -2224,7 +1968,6 @@ _REAL = (
         (_TEST_EXECUTOR, "-k", "batch"),
     ),
     Mutant(
-        "real: executor",
         "two loads of a step load the same batch",
         _REMAINING,
         "self._loads.before(instance.step) + places.index(instance.position)",
@@ -2232,7 +1975,6 @@ _REAL = (
         (_TEST_EXECUTOR, "-k", "batch"),
     ),
     Mutant(
-        "real: executor",
         "a backward pass leaves out its first bucket",
         _REMAINING,
         "[first.position :]",
@@ -2240,7 +1982,6 @@ _REAL = (
         (_TEST_EXECUTOR, "-k", "bucket"),
     ),
     Mutant(
-        "real: executor",
         "a delay is that of the step before",
         _EXECUTOR,
         "self._late_s[op][step]",
@@ -2248,7 +1989,6 @@ _REAL = (
         (_TEST_EXECUTOR, "-k", "own_seconds"),
     ),
     Mutant(
-        "real: executor",
         "the watch is not told how far the collectives are",
         _EXECUTOR,
         'if instance.lane.kind == "comm":',
@@ -2256,7 +1996,6 @@ _REAL = (
         (_TEST_EXECUTOR, "-k", "watch"),
     ),
     Mutant(
-        "real: clocks",
         "times are gathered without the drift of their clocks",
         _RECORDER,
         "drift=drift(clocks, rank)",
@@ -2264,7 +2003,6 @@ _REAL = (
         _TEST_CLOCK,
     ),
     Mutant(
-        "real: clocks",
         "a clock that loses is taken for one that gains",
         _CLOCK,
         "return float(clocks[1].ahead_s[rank] - clocks[0].ahead_s[rank]) / passed_s",
@@ -2272,7 +2010,6 @@ _REAL = (
         _TEST_CLOCK,
     ),
     Mutant(
-        "real: clocks",
         "the drift of a clock is noticed only if it gains",
         _CLOCK,
         "return np.asarray((times_s - start_s) * (1 - drift))",
@@ -2280,7 +2017,6 @@ _REAL = (
         _TEST_CLOCK,
     ),
     Mutant(
-        "real: clocks",
         "the slowest answer is believed",
         _CLOCK,
         "uncertainty_s, ahead_s = min(answers)",
@@ -2288,7 +2024,6 @@ _REAL = (
         _TEST_CLOCK,
     ),
     Mutant(
-        "real: clocks",
         "an answer is dated when it was asked for",
         _CLOCK,
         "float(reply) - (sent_s + back_s) / 2",
@@ -2296,7 +2031,6 @@ _REAL = (
         _TEST_CLOCK,
     ),
     Mutant(
-        "real: clocks",
         "the common start is early by what a clock is ahead",
         _CLOCK,
         "start_s = float(at_s) + float(clocks",
@@ -2304,7 +2038,6 @@ _REAL = (
         _TEST_CLOCK,
     ),
     Mutant(
-        "real: clocks",
         "a collective begins with its first member",
         _RECORDER,
         "np.fmax.reduce(members_s",
@@ -2312,7 +2045,6 @@ _REAL = (
         _TEST_CLOCK,
     ),
     Mutant(
-        "real: clocks",
         "all ranks get the times of the last one",
         _RECORDER,
         "times_s[:, :, other] = theirs.numpy()",
@@ -2320,7 +2052,6 @@ _REAL = (
         _TEST_CLOCK,
     ),
     Mutant(
-        "real: checkpoints",
         "contents that have changed are taken",
         "real/checkpoints/zip_file.py",
         "if changed or missing or",
@@ -2328,7 +2059,6 @@ _REAL = (
         (_TEST_STORE, "-k", "every_cut"),
     ),
     Mutant(
-        "real: checkpoints",
         "an unfinished file takes the place of the old one",
         "simdist/files.py",
         'part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")',
@@ -2336,7 +2066,6 @@ _REAL = (
         (_TEST_STORE, "-k", "interruption_while"),
     ),
     Mutant(
-        "real: checkpoints",
         "the oldest checkpoint is resumed",
         _STORE,
         "key=_step_of, reverse=True)",
@@ -2344,7 +2073,6 @@ _REAL = (
         (_TEST_STORE, "-k", "damaged_checkpoint_is_left or kept_beside"),
     ),
     Mutant(
-        "real: checkpoints",
         "a checkpoint of another job is resumed",
         _STORE,
         "if found != self:",
@@ -2352,7 +2080,6 @@ _REAL = (
         (_TEST_STORE, "-k", "another_job"),
     ),
     Mutant(
-        "real: checkpoints",
         "what a step hands on to the next is not saved",
         "simdist/plan/liveness.py",
         "for name in reads(op) if name not in written)",
@@ -2360,7 +2087,6 @@ _REAL = (
         (_TEST_STORE, "-k", "residuals"),
     ),
     Mutant(
-        "real: top-k",
         "the largest are those that are most positive",
         _TOPK,
         "torch.topk(values.abs(), k",
@@ -2368,7 +2094,6 @@ _REAL = (
         _TEST_TOPK,
     ),
     Mutant(
-        "real: top-k",
         "a scatter adds to what was there",
         _TOPK,
         "out.zero_().index_add_(0, indices, values)",
@@ -2376,7 +2101,6 @@ _REAL = (
         _TEST_TOPK,
     ),
     Mutant(
-        "real: top-k",
         "the first that reach the threshold are taken, not the largest",
         _TOPK,
         "return candidates[torch.topk(magnitudes, k, sorted=False).indices]",
@@ -2384,7 +2108,6 @@ _REAL = (
         _TEST_TOPK,
     ),
     Mutant(
-        "real: top-k",
         "fewer candidates than k are enough",
         _TOPK,
         "if candidates.numel() < k:",
@@ -2392,7 +2115,6 @@ _REAL = (
         _TEST_TOPK,
     ),
     Mutant(
-        "real: top-k",
         "a replayed selection draws the number of another step",
         "real/kernels/graphs.py",
         "room.drawn.fill_(drawn)",
@@ -2400,7 +2122,6 @@ _REAL = (
         ("tests/real/kernels/test_graphs.py",),
     ),
     Mutant(
-        "real: top-k",
         "a recorded operation is replayed on other memory",
         "real/kernels/graphs.py",
         "return tuple(tensor.data_ptr() for tensor in tensors)",
@@ -2408,7 +2129,6 @@ _REAL = (
         ("tests/real/kernels/test_graphs.py",),
     ),
     Mutant(
-        "real: top-k",
         "k may be one more than there are",
         _TOPK,
         "if not 0 <= k <= values.numel():",
@@ -2416,7 +2136,6 @@ _REAL = (
         _TEST_TOPK,
     ),
     Mutant(
-        "real: collectives",
         "a server adds itself up first",
         "real/collectives/servers.py",
         "addends = [*arrived[: self.me], mine, *arrived[self.me + 1 :]]",
@@ -2424,7 +2143,6 @@ _REAL = (
         (_TEST_VALUES, "-k", "servers_add_up"),
     ),
     Mutant(
-        "real: collectives",
         "a server adds up the first member twice",
         "real/collectives/servers.py",
         "for addend in addends[1:]:",
@@ -2432,7 +2150,6 @@ _REAL = (
         (_TEST_VALUES, "-k", "servers_add_up"),
     ),
     Mutant(
-        "real: collectives",
         "pieces beyond the smallest part are not sent",
         "real/collectives/servers.py",
         "range(0, max(part.numel() for part in self.parts), count)",
@@ -2440,7 +2157,6 @@ _REAL = (
         (_TEST_VALUES, "-k", "servers_add_up"),
     ),
     Mutant(
-        "real: collectives",
         "a reduce-scatter leaves the first slice with everybody",
         "real/collectives/worlds.py",
         "[members.ranks.index(self.rank)]",
@@ -2448,7 +2164,6 @@ _REAL = (
         (_TEST_VALUES, "-k", "collectives_leave_what_numpy_says_in_both_worlds"),
     ),
     Mutant(
-        "real: collectives",
         "who is no root of a reduce loses what it had",
         "real/collectives/worlds.py",
         "buffer if self.rank == root else _like(buffer, members))",
@@ -2456,7 +2171,6 @@ _REAL = (
         (_TEST_VALUES, "-k", "collectives_leave_what_numpy_says_in_both_worlds"),
     ),
     Mutant(
-        "real: collectives",
         "broadcasts of all slices come from the first member",
         "real/collectives/worlds.py",
         "dist.broadcast(part, src=source, group=members.process_group)",
@@ -2464,7 +2178,6 @@ _REAL = (
         ("tests/real/execution/test_schedule_values.py", "-k", "shared_by_some and broadcast"),
     ),
     Mutant(
-        "real: executor",
         "a slice of parameters is updated with the beginning of its gradient",
         "real/programs/sharing.py",
         "begin = first + piece.first",
@@ -2472,7 +2185,6 @@ _REAL = (
         ("tests/real/execution/test_schedule_values.py", "-k", "shared_by_some and broadcast"),
     ),
     Mutant(
-        "real: executor",
         "slices of a type of their own begin each step as the rounded parameters",
         "real/programs/sharing.py",
         "(mine.dtype == updated.dtype or not self._has_kept)",
@@ -2480,7 +2192,6 @@ _REAL = (
         ("tests/real/execution/test_schedule_values.py", "-k", "too_small"),
     ),
     Mutant(
-        "real: sharded copies",
         "neighbours exchange slices of different tensors",
         "simdist/plan/copies.py",
         "op.group.over_copies(ranks_per_copy)",
@@ -2488,7 +2199,6 @@ _REAL = (
         (_TEST_COPIES,),
     ),
     Mutant(
-        "real: sharded copies",
         "gradients are taken before fully_shard has reduced them",
         "real/loops/passes.py",
         "queue_callback(lambda: queue_callback(self._end_backward))",
@@ -2496,7 +2206,6 @@ _REAL = (
         (_TEST_WRAPPED, "-k", "mixed_precision"),
     ),
     Mutant(
-        "real: sharded copies",
         "each copy updates with its own gradient",
         "real/loops/shards.py",
         "            each.parameter.grad = gradient\n",
@@ -2504,7 +2213,6 @@ _REAL = (
         _TEST_LOOP_SHARDS,
     ),
     Mutant(
-        "real: sharded copies",
         "slices do not get the averages of parameters",
         "real/loops/shards.py",
         "            each.local.copy_(each.unpadded(each.stand_in))",
@@ -2512,7 +2220,6 @@ _REAL = (
         _TEST_LOOP_SHARDS,
     ),
     Mutant(
-        "real: sharded copies",
         "a pass without all-reduces belongs to the plan",
         "real/loops/shards.py",
         "return bool(group.reduce_grads and group.all_reduce_grads)",
@@ -2520,7 +2227,6 @@ _REAL = (
         _TEST_LOOP_SHARDS,
     ),
     Mutant(
-        "real: sharded copies",
         "copies begin like the last one",
         "real/loops/resuming.py",
         "dist.broadcast(part, src=peers.ranks[0], group=peers.process_group)",
@@ -2528,7 +2234,6 @@ _REAL = (
         (_TEST_WRAPPED, "-k", "copies_that_train_locally"),
     ),
     Mutant(
-        "real: sharded copies",
         "a checkpoint has one copy for all",
         "real/loops/resuming.py",
         "shards.copy_of(connection.place.rank)",
@@ -2536,7 +2241,6 @@ _REAL = (
         (_TEST_WRAPPED, "-k", "resumed"),
     ),
     Mutant(
-        "real: sharded copies",
         "a step after an update that was not zeroed goes unnoticed",
         "real/loops/guards.py",
         "version + self._n_arrived * n_writers:",
@@ -2544,7 +2248,6 @@ _REAL = (
         (_TEST_WRAPPED, "-k", "refused_with_a_remedy"),
     ),
     Mutant(
-        "real: programs",
         "the optimizer's state of a matrix in another memory layout is cut as if in rows",
         _SHARING,
         "laid_like(flat, parameter).copy_(value)",
@@ -2552,7 +2255,6 @@ _REAL = (
         _TEST_SHARING,
     ),
     Mutant(
-        "real: programs",
         "a gradient of negative numbers counts as none",
         _SHARING,
         "parameter in self._unused and not gradient.any() and bool(gradient.signbit().all())",
@@ -2560,7 +2262,6 @@ _REAL = (
         _TEST_SHARING,
     ),
     Mutant(
-        "real: programs",
         "each copy is clipped by the norm of all copies",
         _SHARING,
         "norm = squares[self._copy].sqrt()",
@@ -2568,7 +2269,6 @@ _REAL = (
         _TEST_SHARING,
     ),
     Mutant(
-        "real: programs",
         "a checkpoint before the first update of a resumed job has no state",
         _SHARING,
         "        self._is_split = True\n        self.lend()\n        self.optimizer.load_state_dict",
@@ -2576,7 +2276,6 @@ _REAL = (
         _TEST_SHARING,
     ),
     Mutant(
-        "real: programs",
         "a part of a parameter begins where its slice does",
         _BINDING,
         "yield parameter, begin - offset, slice(begin, end)",
@@ -2584,7 +2283,6 @@ _REAL = (
         ("tests/real/execution/test_sharded_values.py", "-k", "pieces_of_a_slice"),
     ),
     Mutant(
-        "real: programs",
         "a parameter that was put back by its data loses its values",
         _BINDING,
         "            view.copy_(parameter.detach())\n            parameter.data = view\n        return True",
@@ -2592,7 +2290,6 @@ _REAL = (
         _TEST_BINDING,
     ),
     Mutant(
-        "real: programs",
         "a backward pass of the user's own counts as one of the plan",
         _BINDING,
         "        if not self._left:\n            self._missing = {}",
@@ -2600,7 +2297,6 @@ _REAL = (
         _TEST_BINDING,
     ),
     Mutant(
-        "real: programs",
         "gradients that come before the turn of their bucket replace a sum",
         _BINDING,
         "                _bring(parameter, place, adds=turn.adds)\n\n\ndef _kept_by",
@@ -2608,7 +2304,6 @@ _REAL = (
         _TEST_BINDING,
     ),
     Mutant(
-        "real: programs",
         "buckets of the rarest type are complete first",
         _BINDING,
         "sorted(counts, key=lambda dtype: counts[dtype])",
@@ -2616,7 +2311,6 @@ _REAL = (
         _TEST_BINDING,
     ),
     Mutant(
-        "real: programs",
         "parameters keep the contents of their buffer, not their own",
         _BINDING,
         "            view.copy_(parameter.detach())\n            parameter.data = view\n            self._homes",
@@ -2624,7 +2318,6 @@ _REAL = (
         ("tests/real/execution/test_values.py", "-k", "memory_format"),
     ),
     Mutant(
-        "real: programs",
         "a module with two units waits for the first of them",
         _UNITS,
         "self._pass.advance(max(self._pass.places[name] for name in used))",
@@ -2632,7 +2325,6 @@ _REAL = (
         ("tests/real/execution/test_sharded_values.py", "-k", "unit and not processes"),
     ),
     Mutant(
-        "real: programs",
         "groups at a stride share trust ratios as consecutive ranks do",
         _OPTIMIZERS,
         "member = op.group.member(self._rank)",
@@ -2640,7 +2332,6 @@ _REAL = (
         ("tests/real/programs/test_optimizers.py", "-k", "share"),
     ),
     Mutant(
-        "real: programs",
         "a tensor of zeros has a trust ratio",
         _OPTIMIZERS,
         "(weights > 0) & (slopes > 0)",
@@ -2648,7 +2339,6 @@ _REAL = (
         ("tests/real/programs/test_optimizers.py",),
     ),
     Mutant(
-        "real: programs",
         "passes are numbered on from the step before",
         _BATCHES,
         "number = self._at[1] if self._at[0] == step else 0",
@@ -2656,7 +2346,6 @@ _REAL = (
         _TEST_PROGRAM_BATCHES,
     ),
     Mutant(
-        "real: programs",
         "anchors that an update does not name move by their last gradient",
         _OPTIMIZERS,
         "        for _, anchor, _ in self._all:\n            anchor.grad = None\n",
@@ -2664,7 +2353,6 @@ _REAL = (
         _TEST_OUTER,
     ),
     Mutant(
-        "real: sharded copies",
         "slices keep the gradient of an earlier memory",
         _LOOP_SHARDS,
         "if gradient is None or known is not place:",
@@ -2672,7 +2360,6 @@ _REAL = (
         _TEST_LOOP_SHARDS,
     ),
     Mutant(
-        "real: sharded copies",
         "a slice without a gradient keeps that of the step before",
         _LOOP_SHARDS,
         "            if place is None:\n                each.parameter.grad = None\n                continue\n",
@@ -2680,7 +2367,6 @@ _REAL = (
         _TEST_LOOP_SHARDS,
     ),
     Mutant(
-        "real: sharded copies",
         "the copy of a rank is its place in the copy",
         _LOOP_SHARDS,
         "return rank // self.ranks_per_copy",
@@ -2688,7 +2374,6 @@ _REAL = (
         _TEST_LOOP_SHARDS,
     ),
     Mutant(
-        "real: sharded copies",
         "ranks of one copy average with one another",
         _LOOP_SHARDS,
         "tuple(range(member, world_size, self.ranks_per_copy))",
@@ -2696,7 +2381,6 @@ _REAL = (
         _TEST_LOOP_SHARDS,
     ),
     Mutant(
-        "real: sharded copies",
         "parameters end a step where they are first used",
         _LOOP_SHARDS,
         "last.update(dict.fromkeys(used, op))",
@@ -2704,7 +2388,6 @@ _REAL = (
         _TEST_LOOP_SHARDS,
     ),
     Mutant(
-        "real: sharded copies",
         "a stand-in of uneven slices is as small as the last",
         _LOOP_SHARDS,
         "shape[dim] = -(-shape[dim] // n_sharers)",
@@ -2712,7 +2395,6 @@ _REAL = (
         _TEST_LOOP_SHARDS,
     ),
     Mutant(
-        "real: sharded copies",
         "an update of anchors is one of parameters",
         _LOOP_SHARDS,
         'if isinstance(op, ops.Optimize) and op.optimizer == "inner":\n            is_updated',
@@ -2720,7 +2402,6 @@ _REAL = (
         _TEST_LOOP_SHARDS,
     ),
     Mutant(
-        "real: watch",
         "the noise of the first windows counts for good",
         "real/watching/lateness.py",
         "[-_MOST_EARLIER:]",
@@ -2728,7 +2409,6 @@ _REAL = (
         ("tests/real/watching/test_lateness.py",),
     ),
     Mutant(
-        "real: watch",
         "the noise of one window counts in the next",
         "real/watching/lateness.py",
         "np.concatenate([self._earlier_s, more_s])[-_MOST_EARLIER:]",
@@ -2736,7 +2416,6 @@ _REAL = (
         ("tests/real/watching/test_lateness.py",),
     ),
     Mutant(
-        "real: watch",
         "a late rank is compared with a spread that it makes itself",
         "real/watching/lateness.py",
         "others_s = np.delete(usual_s, column)",
@@ -2744,7 +2423,6 @@ _REAL = (
         ("tests/real/watching/test_lateness.py",),
     ),
     Mutant(
-        "real: watch",
         "ranks that always differ by as much are late",
         "real/watching/lateness.py",
         "_SPREADS = 3.0",
@@ -2752,7 +2430,6 @@ _REAL = (
         ("tests/real/watching/test_lateness.py",),
     ),
     Mutant(
-        "real: watch",
         "a rank is late in steps in which the others are early",
         "real/watching/lateness.py",
         "return np.minimum(late_s - usual_s, work_s - lower_median_s(work_s))",
@@ -2760,7 +2437,6 @@ _REAL = (
         ("tests/real/watching/test_lateness.py",),
     ),
     Mutant(
-        "real: watch",
         "nobody is waited for after the first window",
         "real/watching/exchange.py",
         "self._waits_for -= {rank for rank, post in posts.items() if post.is_last}",
@@ -2768,7 +2444,6 @@ _REAL = (
         ("tests/real/watching/test_exchange.py",),
     ),
     Mutant(
-        "real: watch",
         "a period is marked when it is over",
         "real/watching/tracing.py",
         "n_intervals = max(1, -((begins[-1] - earliest) // interval))",
@@ -2776,7 +2451,6 @@ _REAL = (
         ("tests/real/watching/test_tracing.py",),
     ),
     Mutant(
-        "real: watch",
         "a mark goes in the middle of its trace",
         "real/watching/tracing.py",
         "window.last_step <= self._latest.last_step",
@@ -2784,7 +2458,6 @@ _REAL = (
         ("tests/real/watching/test_tracing.py",),
     ),
     Mutant(
-        "real: watch",
         "the step that makes the optimizer's state counts",
         "real/watching/work.py",
         "self._n_steps <= _N_WARM_UP",
@@ -2792,7 +2465,6 @@ _REAL = (
         ("tests/real/watching/test_work.py",),
     ),
     Mutant(
-        "real: watch",
         "an exchange that was never left hides those of later steps",
         "real/watching/work.py",
         "        self._depth = 0\n        self._arrived = None\n        self._n_steps",
@@ -2800,7 +2472,6 @@ _REAL = (
         ("tests/real/watching/test_work.py",),
     ),
     Mutant(
-        "real: watch",
         "a backward pass arrives once for each probe",
         "real/watching/meetings.py",
         "        if number != self._pass:\n            self._pass = number\n            torch.autograd",
@@ -2808,7 +2479,6 @@ _REAL = (
         ("tests/real/watching/test_units.py",),
     ),
     Mutant(
-        "real: watch",
         "windows of a resumed job end as if it had begun with the first step",
         "real/watching/watch.py",
         "if (self.current_step - self._first_step) % self._options.every == 0:",
@@ -2816,7 +2486,6 @@ _REAL = (
         ("tests/real/watching/test_output.py",),
     ),
     Mutant(
-        "real: watch",
         "a profiler of a resumed job counts from the first step",
         "real/watching/watch.py",
         "        step += self._first_step\n",
@@ -2824,7 +2493,6 @@ _REAL = (
         ("tests/real/watching/test_output.py", "-k", "profiler or schedule"),
     ),
     Mutant(
-        "real: watch",
         "a row of a resumed job continues the row before",
         "real/watching/output.py",
         "return begin + at + 1",
@@ -2840,7 +2508,6 @@ _TEST_FILES = ("tests/simdist/runs/test_checkpointed_steps.py",)
 
 _FAILURES = (
     Mutant(
-        "failures",
         "corruption found late finds a file that is not kept",
         _ATTEMPTS,
         "self.steps.n_usable - n_files < keep",
@@ -2848,7 +2515,6 @@ _FAILURES = (
         _TEST_ATTEMPTS,
     ),
     Mutant(
-        "failures",
         "a file is usable while it is being written",
         _FILES,
         "if self._pending is not None and self._pending_at_s <= self.now_s:",
@@ -2856,7 +2522,6 @@ _FAILURES = (
         _TEST_ATTEMPTS,
     ),
     Mutant(
-        "failures",
         "a file does not wait for the one before",
         _FILES,
         "            begin_s = max(begin_s, self._pending_at_s)\n",
@@ -2864,15 +2529,13 @@ _FAILURES = (
         _TEST_FILES,
     ),
     Mutant(
-        "failures",
         "nodes lost before an interrupted recovery are not replaced",
         _ATTEMPTS,
-        "max(map(self._replaced, self.to_replace))",
-        "self._replaced(failure)",
+        "max(self._replaced(each, now_s) for each in self.to_replace)",
+        "self._replaced(failure, now_s)",
         _TEST_ATTEMPTS,
     ),
     Mutant(
-        "failures",
         "replicas stay absent after all ranks start again",
         _ATTEMPTS,
         "        self.absent.clear()\n",
@@ -2880,7 +2543,6 @@ _FAILURES = (
         _TEST_ATTEMPTS,
     ),
     Mutant(
-        "failures",
         "a bad node that was replaced still fails more often",
         _ATTEMPTS,
         "if failure.is_excess and failure.first_node in self.nodes.replaced:",
@@ -2888,7 +2550,6 @@ _FAILURES = (
         _TEST_ATTEMPTS,
     ),
     Mutant(
-        "failures",
         "alerts of a link never expire",
         _ATTEMPTS,
         " if at_s >= now_s - alerts.within_s]",
@@ -2896,15 +2557,13 @@ _FAILURES = (
         _TEST_ATTEMPTS,
     ),
     Mutant(
-        "failures",
         "a failure comes back after another one has ended its attempt",
         _ATTEMPTS,
-        "        if n_attempts == self.n_attempts:\n            self.fail(failure)",
-        "        if n_attempts:\n            self.fail(failure)",
+        "if self.defects.get(key) is failure and not",
+        "if key in self.defects and not",
         _TEST_ATTEMPTS,
     ),
     Mutant(
-        "failures",
         "chances of a failure depend on the failures before it",
         _DRAWN_FAILURES,
         "lane = self._n_drawn.get(which, 0)",

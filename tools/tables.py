@@ -511,6 +511,15 @@ def slow_networks() -> str:
     return f"dense training up to {ethernet} too fast over 1 Gbit/s, {cloud} over a cloud's TCP"
 
 
+def other_batch_sizes() -> str:
+    """Return how near steps are to what two sizes of their curve and one sample predict."""
+    _, n_curves, n_steps, middle, worst, within, held, _ = rows("published_rows", "curves")[-1]
+    return (
+        f"{n_steps} steps of {n_curves} curves: median {middle}, worst {worst}; {within} within 10 %; "
+        f"of smaller sizes, {held} in the interval"
+    )
+
+
 def on_gpus() -> dict[str, str]:
     """Return what was compared with a GPU -> its errors, as the page of the experiment has them, or `never`."""
     return {row[0]: row[1] for row in rows("gpu", "summary")[1:]}
@@ -617,6 +626,7 @@ def trust(_: Path, old: str) -> list[str]:
         "what another schedule gains for an imported job": (
             f"speed-ups {known.imported_speedups} in jobs whose layers sleep; with shared cores {known.computing}"
         ),
+        "times of other batch sizes, from two sizes on the same GPU": other_batch_sizes(),
         **{f"{_ON_GPUS}: {name}": errors for name, errors in known.on_gpus.items()},
     }
     lines = [line for line in old.splitlines() if line.startswith("|")]
@@ -658,16 +668,11 @@ def speed(_: Path, __: str) -> list[str]:
 
 
 def questions(_: Path, __: str) -> list[str]:
-    """Return what answers about real models cost and how cost grows, from the recorded benchmark."""
+    """Return what answers about real models cost, from the recorded benchmark."""
     measured = recorded("questions.json")
     lines = ["| question | CPU seconds | memory |", "|---|---|---|"]
     for row in measured["questions"]:
         lines.append(f"| {row['question']} | {row['cpu_s']:.1f} | {row['peak_MiB']:.0f} MiB |")
-    lines += ["", "| growth with | sizes | CPU seconds | exponent |", "|---|---|---|---|"]
-    for row in measured["growth"]:
-        sizes = ", ".join(f"{size:,}" for size in row["sizes"])
-        seconds = ", ".join(f"{each:.2f}" for each in row["cpu_s"])
-        lines.append(f"| {row['of']} | {sizes} | {seconds} | {row['exponent']:.2f} |")
     return lines
 
 
@@ -705,13 +710,13 @@ def mutants(_: Path, __: str) -> list[str]:
     found = recorded("mutants.json")
     by_tier = Counter(each["tier"] for each in found)
     survived = [each for each in found if each["tier"] is None]
-    n_rooms = len({each["room"] for each in found})
+    n_packages = len({each["package"] for each in found})
     n_noticed = len(found) - len(survived)
     return [
-        f"Of {len(found)} bugs in {n_rooms} places, {n_noticed} are noticed: {by_tier['check']} by `make check`, "
+        f"Of {len(found)} bugs in {n_packages} packages, {n_noticed} are noticed: {by_tier['check']} by `make check`, "
         f"{by_tier['test']} more by `make test`, and {by_tier['ci']} more by `make ci`. Not noticed:",
         "",
-        *(f"* {each['room']}: {each['name']}" for each in survived),
+        *(f"* {each['package']}: {each['name']}" for each in survived),
     ]
 
 

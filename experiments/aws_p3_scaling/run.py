@@ -12,7 +12,7 @@ from pathlib import Path
 
 from simdist.cost import price
 from simdist.cost.plain import linear_s, plain_ring_s
-from simdist.report import page_command
+from simdist.report import markdown_table, page_command
 from simdist.runs.building import Built, job
 from simdist.scenario import Interference, Scenario, load, load_workload, presets
 from simdist.schedules.sync import Sync
@@ -148,7 +148,6 @@ def other_rows() -> dict[tuple[str, int], Line]:
 def rates_table() -> Iterator[str]:
     """Yield images per second, published and simulated from the rate of one machine."""
     yield f"| GPUs | {HEADINGS} efficiency: published | simulated |"
-    yield "|---|---|---|---|---|---|---|---|---|---|"
     for n_gpus, each in rows().items():
         shares = (rate / n_gpus / RATES[1] for rate in (each.published, each.simulated))
         yield f"| {n_gpus} | {each.cells()} {' | '.join(f'{share:.1%}' for share in shares)} |"
@@ -157,7 +156,6 @@ def rates_table() -> Iterator[str]:
 def one_gpu_table() -> Iterator[str]:
     """Yield them from the rate of one GPU."""
     yield f"| GPUs | {HEADINGS}"
-    yield "|---|---|---|---|---|---|---|---|"
     for n_gpus, each in rows_from_one_gpu().items():
         yield f"| {n_gpus} | {each.cells()}"
 
@@ -165,7 +163,6 @@ def one_gpu_table() -> Iterator[str]:
 def others_table() -> Iterator[str]:
     """Yield the rows of other users."""
     yield f"| user | GPUs | {HEADINGS}"
-    yield "|---|---|---|---|---|---|---|---|---|"
     for (user, n_gpus), each in other_rows().items():
         yield f"| {user} | {n_gpus} | {each.cells()}"
 
@@ -213,7 +210,6 @@ def knobs_table() -> Iterator[str]:
     """Yield how the rate of 32 GPUs changes with what it depends on."""
     base = scenario().changed(uncertain={})
     yield "| changed | 32 GPUs, images/s | to the published |"
-    yield "|---|---|---|"
     for name, change in KNOBS.items():
         rate = images_per_s(change(base), 32)
         yield f"| {name} | {rate:.0f} | {rate / RATES[32] - 1:+.1%} |"
@@ -222,10 +218,10 @@ def knobs_table() -> Iterator[str]:
 def tables() -> dict[str, str]:
     """Return every table of the README by its name there."""
     return {
-        "rates": "\n".join(rates_table()),
-        "one gpu": "\n".join(one_gpu_table()),
-        "others": "\n".join(others_table()),
-        "knobs": "\n".join(knobs_table()),
+        "rates": markdown_table(rates_table()),
+        "one gpu": markdown_table(one_gpu_table()),
+        "others": markdown_table(others_table()),
+        "knobs": markdown_table(knobs_table()),
     }
 
 

@@ -6,7 +6,6 @@
 Published: TensorFlow (OSDI 2016), figures 7 and 8; Chen et al., arXiv 1604.00981: see published.json.
 """
 
-import argparse
 import json
 import math
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import numpy as np
 from simdist.engines.observers import WholeTrace
 from simdist.engines.run import run
 from simdist.plan import COLLECTIVES, occurrences
-from simdist.report import write_tables
+from simdist.report import markdown_table, page_command
 from simdist.runs.building import build
 from simdist.scenario import load
 from simdist.schedules.backup_workers import BackupWorkers
@@ -75,7 +74,6 @@ def steps_table(measured: dict[int, float]) -> Iterator[str]:
     """Yield what is simulated and what is published of each number of backup workers."""
     known, speedups = PUBLISHED["tensorflow"], normalised(measured)
     yield "| backup workers | step, of one without | normalised speedup | published | error |"
-    yield "|---|---|---|---|---|"
     for backup, seconds in measured.items():
         published = known["best_normalised_speedup"] if backup == known["best_backup"] else None
         error = f"{published:.3f} | {speedups[backup] / published - 1:+.1%}" if published else " | "
@@ -86,7 +84,6 @@ def best_table(measured: dict[int, float]) -> Iterator[str]:
     """Yield which numbers of backup workers are best."""
     known, speedups = PUBLISHED["tensorflow"], normalised(measured)
     yield "| | published | simulated |"
-    yield "|---|---|---|"
     fastest = min(measured, key=measured.__getitem__)
     yield f"| shortest step | {known['fastest_backup']} | {fastest} of 0 to {MOST_BACKUP} |"
     yield f"| best normalised speedup | {known['best_backup']} | {max(speedups, key=speedups.__getitem__)} |"
@@ -94,19 +91,12 @@ def best_table(measured: dict[int, float]) -> Iterator[str]:
 
 def tables(measured: dict[int, float]) -> dict[str, str]:
     """Return every table of the README by its name there."""
-    return {"steps": "\n".join(steps_table(measured)), "best": "\n".join(best_table(measured))}
+    return {"steps": markdown_table(steps_table(measured)), "best": markdown_table(best_table(measured))}
 
 
 def main() -> None:
     """Run the experiment."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the tables into README.md")
-    arguments = parser.parse_args()
-    shown = tables(measure())
-    if arguments.write:
-        write_tables(HERE / "README.md", shown)
-    else:
-        print("\n\n".join(shown.values()))
+    page_command(str(__doc__), HERE / "README.md", lambda: tables(measure()))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from statistics import median
 
-from simdist.report import page_command
+from simdist.report import markdown_table, page_command
 from simdist.runs.checkpoint_costs import checkpoint_costs
 from simdist.scenario import load
 from simdist.studies.statistics import relative_error
@@ -93,7 +93,6 @@ def simulated_s(row: dict[str, str], staging_bandwidth: str | None) -> float:
 def storage_table() -> Iterator[str]:
     """Yield the rows in which a storage decides."""
     yield "| | source | | published, s | simulated, s | error |"
-    yield "|---|---|---|---|---|---|"
     for each in rows():
         if each.does != "copy":
             cells = f"{each.published_s:g} | {each.simulated_s:.3g} | {each.error:+.0%}"
@@ -103,7 +102,6 @@ def storage_table() -> Iterator[str]:
 def copies_table() -> Iterator[str]:
     """Yield the rows in which training waits only for a copy."""
     yield f"| | source | memory | published, s | simulated, s | error | {' to '.join(reversed(PAGEABLE))}, s |"
-    yield "|---|---|---|---|---|---|---|"
     for each in rows():
         if each.does == "copy":
             cells = f"{each.published_s:g} | {each.simulated_s:.3g} | {each.error:+.0%}"
@@ -113,7 +111,7 @@ def copies_table() -> Iterator[str]:
 
 def tables() -> dict[str, str]:
     """Return every table of the README by its name there."""
-    return {"storage": "\n".join(storage_table()), "copies": "\n".join(copies_table())}
+    return {"storage": markdown_table(storage_table()), "copies": markdown_table(copies_table())}
 
 
 def median_error(*does: str) -> float:

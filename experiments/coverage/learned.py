@@ -25,7 +25,7 @@ from simdist.learning.summary import Learned, learned_row
 from simdist.learning.timing import TimedSchedule, training_plan
 from simdist.learning.training import describe
 from simdist.plan.codec import dumps
-from simdist.report import print_tables, write_tables
+from simdist.report import markdown_table, print_tables, write_tables
 from simdist.runs.building import Built, build, delays
 from simdist.scenario import Scenario, loads
 from simdist.scenario.sampling import run_seeds
@@ -181,12 +181,11 @@ def _span(shares: NDArray[np.float64], *, digits: int = 0) -> str:
 def table(recorded: Mapping[str, Sequence[Sequence[float]]], n_repeats: int) -> str:
     """Return the table of the page."""
     curves = {name: [curve(each) for each in of_seeds] for name, of_seeds in recorded.items()}
-    lines = [
+    headings = (
         "| delays | seeds | steps to target hold, % | time to target holds, % | speed-up to target holds, % "
-        "| half width of the time, % | uncorrected: time to target | speed-up |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    return "\n".join([*lines, *(row for name in DELAYS for row in rows_of(name, curves, n_repeats))])
+        "| half width of the time, % | uncorrected: time to target | speed-up |"
+    )
+    return markdown_table([headings, *(row for name in DELAYS for row in rows_of(name, curves, n_repeats))])
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ sys.path.append(str(HERE))
 
 from truths import Truth, step_s_of_seeds, truth_of  # noqa: E402
 
-from simdist.report import print_tables, write_tables  # noqa: E402
+from simdist.report import markdown_table, print_tables, write_tables  # noqa: E402
 from simdist.runs.building import Built, build  # noqa: E402
 from simdist.scenario import Scenario, loads  # noqa: E402
 from simdist.scenario.sampling import run_seeds  # noqa: E402
@@ -226,15 +226,14 @@ def tables(names: Sequence[str], n_repeats: int, *, n_workers: int) -> dict[str,
     lines = [
         "| delays | seeds | step time holds, % | speed-up holds, % | half width, % "
         "| uncorrected: step time | speed-up | half width, % |",
-        "|---|---|---|---|---|---|---|---|",
         *chain.from_iterable(coverage.get(name, []) for name in DELAYS),
     ]
     of_biases = [
         f"| delays | {' | '.join(f'`{each}`' for each in labels)} |",
-        f"|---|{'---|' * len(labels)}",
         *chain.from_iterable(biases.get(name, []) for name in DELAYS),
     ]
-    return {"coverage": "\n".join(lines), "bias": "\n".join(of_biases), "coverage in short": in_short(lines)}
+    table = markdown_table(lines)
+    return {"coverage": table, "bias": markdown_table(of_biases), "coverage in short": in_short(table.splitlines())}
 
 
 def recorded(table: str) -> dict[str, list[str]]:
@@ -249,15 +248,12 @@ def recorded(table: str) -> dict[str, list[str]]:
 def in_short(lines: Sequence[str]) -> str:
     """Return a line for each kind of delays: the ranges of all numbers of seeds together."""
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-    short = [
-        "| delays | step time holds, % | speed-up holds, % |",
-        "|---|---|---|",
-    ]
+    short = ["| delays | step time holds, % | speed-up holds, % |"]
     for name in dict.fromkeys(each[0] for each in cells):
         of_name = [each for each in cells if each[0] == name]
         spans = [_joined(each[column] for each in of_name) for column in (2, 3)]
         short.append(f"| {' | '.join([name, *spans])} |")
-    return "\n".join(short)
+    return markdown_table(short)
 
 
 def _joined(spans: Iterable[str]) -> str:

@@ -7,7 +7,6 @@ Published: Shi et al., Towards Scalable Distributed Training of Deep Learning on
 arXiv 2010.10458, section 3.2 (DataCache).
 """
 
-import argparse
 import math
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -18,7 +17,7 @@ import numpy as np
 from simdist.cost import price
 from simdist.engines.observers import WholeTrace
 from simdist.engines.run import run
-from simdist.report import print_tables, write_tables
+from simdist.report import markdown_table, page_command
 from simdist.runs.building import delays, job
 from simdist.scenario import Scenario, load
 from simdist.schedules import Schedule
@@ -120,7 +119,6 @@ def limits_s(n_nodes: int) -> dict[str, float]:
 def epochs_table() -> Iterator[str]:
     """Yield the seconds of three epochs, and of the first of a second run, for every policy and number of nodes."""
     yield "| nodes | policy | epoch 1 | epoch 2 | epoch 3 | second run, epoch 1 | whole run over naive |"
-    yield "|---|---|---|---|---|---|---|"
     for n_nodes in NODES:
         for policy in POLICIES:
             yield epochs_row(n_nodes, policy)
@@ -137,7 +135,6 @@ def limits_table() -> Iterator[str]:
     """Yield what an epoch takes at least, by what limits it."""
     names = list(limits_s(1))
     yield f"| nodes | {' | '.join(names)} |"
-    yield "|---|" + "---|" * len(names)
     for n_nodes in NODES:
         yield f"| {n_nodes} | {' | '.join(f'{seconds:.1f}' for seconds in limits_s(n_nodes).values())} |"
 
@@ -145,7 +142,6 @@ def limits_table() -> Iterator[str]:
 def shuffle_table() -> Iterator[str]:
     """Yield the seconds of epochs on all nodes when every node keeps to its own part of the samples."""
     yield "| policy | shuffle | epoch 1 | epoch 2 | epoch 3 | second run, epoch 1 |"
-    yield "|---|---|---|---|---|---|"
     for policy in ("files", "datacache", "staged"):
         for shuffle in ("global", "node"):
             again_s = second_run_s(policy, NODES[-1], shuffle=shuffle)
@@ -156,7 +152,6 @@ def shuffle_table() -> Iterator[str]:
 def gradients_table() -> Iterator[str]:
     """Yield the third epoch on all nodes under two ways to average gradients, which share the NIC with samples."""
     yield "| gradients | nothing read | naive | datacache, shuffle global | datacache, shuffle node |"
-    yield "|---|---|---|---|---|"
     n = NODES[-1]
     everywhere, ring = on(n), Sync(algorithm="ring", input={"policy": "datacache"})
     ways = {
@@ -180,10 +175,10 @@ def gradients_table() -> Iterator[str]:
 def tables() -> dict[str, str]:
     """Return every table of the README by its name there."""
     return {
-        "epochs": "\n".join(epochs_table()),
-        "limits": "\n".join(limits_table()),
-        "shuffle": "\n".join(shuffle_table()),
-        "gradients": "\n".join(gradients_table()),
+        "epochs": markdown_table(epochs_table()),
+        "limits": markdown_table(limits_table()),
+        "shuffle": markdown_table(shuffle_table()),
+        "gradients": markdown_table(gradients_table()),
     }
 
 
@@ -235,13 +230,7 @@ def figure(path: Path) -> None:
 
 def main() -> None:
     """Run the experiment."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write tables and figure into README.md")
-    if parser.parse_args().write:
-        write_tables(HERE / "README.md", tables())
-        figure(HERE / "epochs.png")
-    else:
-        print_tables(tables())
+    page_command(str(__doc__), HERE / "README.md", tables, draw=lambda: figure(HERE / "epochs.png"))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import numpy as np
 
 from simdist.cost import Shared
 from simdist.cost.plain import plain_ring_s
-from simdist.report import page_command
+from simdist.report import markdown_table, page_command
 from simdist.runs.building import build
 from simdist.scenario import Scenario, load
 from simdist.studies.measuring import measure
@@ -93,7 +93,6 @@ def extra_table() -> Iterator[str]:
         "| px | 1 machine, ms | 16 machines, ms | published extra | simulated extra | error | if it overlapped "
         "| iteration: simulated | linear | plain ring |"
     )
-    yield "|---|---|---|---|---|---|---|---|---|---|"
     for row in resolutions():
         ours_s, overlapped_s = extra_s(scenario, row.alone_s), extra_s(overlapping, row.alone_s)
         computing = computing_for(scenario, row.alone_s)
@@ -124,7 +123,6 @@ def nic_table() -> Iterator[str]:
     payload = nic_nbytes(load(HERE / "fastai.yaml"))
     ours = payload * TCP_SHARE
     yield "| px | batch per GPU | measured, MB | payload, MB | with headers, MB | error | as logged, MB |"
-    yield "|---|---|---|---|---|---|---|"
     for row in PUBLISHED["fastai"]["rows"]:
         measured, logged = (row["nic_Gbps"] * 1e9 / 8 * row[key] for key in ("logged_iteration_s", "mean_iteration_s"))
         yield (
@@ -155,7 +153,6 @@ def knobs_table() -> Iterator[str]:
     scenario = load(HERE / "alibaba.yaml")
     row = next(each for each in resolutions() if each.px == 224)
     yield "| changed | simulated extra, ms |"
-    yield "|---|---|"
     for name, change in KNOBS.items():
         yield f"| {name} | {1e3 * extra_s(change(scenario), row.alone_s):.1f} |"
 
@@ -163,9 +160,9 @@ def knobs_table() -> Iterator[str]:
 def tables() -> dict[str, str]:
     """Return every table of the README by its name there."""
     return {
-        "extra": "\n".join(extra_table()),
-        "nic": "\n".join(nic_table()),
-        "knobs": "\n".join(knobs_table()),
+        "extra": markdown_table(extra_table()),
+        "nic": markdown_table(nic_table()),
+        "knobs": markdown_table(knobs_table()),
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from simdist.cost import price
 from simdist.cost.plain import linear_s, plain_ring_s
-from simdist.report import page_command
+from simdist.report import markdown_table, page_command
 from simdist.runs.building import Built, job, simulate
 from simdist.scenario import Exponential, Scenario, load, load_workload, presets
 from simdist.studies.measuring import measure
@@ -65,7 +65,6 @@ def table(machine: str) -> Iterator[str]:
         "| model | GPUs | synthetic | real, published | simulated | error | with a disk without limit "
         "| published, MB/s |"
     )
-    yield "|---|---|---|---|---|---|---|---|"
     for model in MODELS:
         for n_gpus in GPUS:
             yield row(machine, model, n_gpus)
@@ -134,7 +133,6 @@ def cluster_rate(scenario: Scenario) -> float:
 def clusters_table() -> Iterator[str]:
     """Yield what was published of several machines and what is simulated."""
     yield "| model | images per GPU | GPUs | published | simulated | error | linear | plain ring | missing, ms |"
-    yield "|---|---|---|---|---|---|---|---|---|"
     for row in PUBLISHED["clusters"]["rows"]:
         for n_machines, published in zip(MACHINES, row["images_per_s"], strict=True):
             scenario = cluster(row, n_machines)
@@ -155,9 +153,9 @@ def clusters_table() -> Iterator[str]:
 def tables() -> dict[str, str]:
     """Return every table of the README by its name there."""
     return {
-        "ec2": "\n".join(table("Amazon EC2")),
-        "gce": "\n".join(table("Google Compute Engine")),
-        "clusters": "\n".join(clusters_table()),
+        "ec2": markdown_table(table("Amazon EC2")),
+        "gce": markdown_table(table("Google Compute Engine")),
+        "clusters": markdown_table(clusters_table()),
     }
 
 

@@ -37,7 +37,7 @@ import sink
 import study
 from study import HERE, RESULTS, STUDIES, SYNCHRONIZATION, Result, Shape, Study
 
-from simdist.report import print_tables, write_tables
+from simdist.report import markdown_table, print_tables, write_tables
 from simdist.scenario import Cluster, dump_cluster, load_cluster
 
 TIMEOUT_S = 1800.0
@@ -143,12 +143,12 @@ def tables(chosen: Study, results: dict[Shape, list[Result]]) -> dict[str, str]:
     overview = "\n".join(f"* {study.summary(shape, rows)}" for shape, rows in results.items())
     found = {f"{chosen.name} overview": overview}
     for shape, rows in results.items():
-        found[f"{chosen.name} makespans {shape.name}"] = "\n".join(study.makespan_table(rows, chosen.sleeps_s))
+        found[f"{chosen.name} makespans {shape.name}"] = markdown_table(study.makespan_table(rows, chosen.sleeps_s))
         if chosen.links == "ordinary":
             continue
-        found[f"{chosen.name} kinds {shape.name}"] = "\n".join(study.kinds_table(rows))
+        found[f"{chosen.name} kinds {shape.name}"] = markdown_table(study.kinds_table(rows))
         if any(row.held for row in rows):
-            found[f"{chosen.name} held {shape.name}"] = "\n".join(study.held_table(rows))
+            found[f"{chosen.name} held {shape.name}"] = markdown_table(study.held_table(rows))
     return found
 
 
@@ -168,7 +168,7 @@ def study_storage(arguments: argparse.Namespace) -> int:
         return 0
     elif arguments.tiny:
         with tempfile.TemporaryDirectory() as folder:
-            found = {"storage": "\n".join(storage_tables.epoch_table(storage_run.run_tiny(Path(folder))))}
+            found = {"storage": markdown_table(storage_tables.epoch_table(storage_run.run_tiny(Path(folder))))}
     else:
         found = storage_run.run(write=arguments.write, keep=arguments.keep)
     if arguments.write:

@@ -26,7 +26,7 @@ from real.cli import PARTS
 from real.data.tallies import tally_path
 from simdist.errors import RunError
 from simdist.plan.index import INDEX
-from simdist.report import write_tables
+from simdist.report import markdown_table, write_tables
 from simdist.scenario import load, load_cluster
 from simdist.scenario.data import read_sizes
 
@@ -89,8 +89,8 @@ def tables(results: dict[Shape, list[Result]], outage: Outage) -> dict[str, str]
         "storage overview": "\n".join(f"* {storage_tables.summary(shape, rows)}" for shape, rows in results.items())
     }
     for shape, rows in results.items():
-        found[f"storage epochs {shape.name}"] = "\n".join(storage_tables.epoch_table(rows))
-    found["storage knobs"] = "\n".join(storage_tables.knob_table(results[CALIBRATED]))
+        found[f"storage epochs {shape.name}"] = markdown_table(storage_tables.epoch_table(rows))
+    found["storage knobs"] = markdown_table(storage_tables.knob_table(results[CALIBRATED]))
     found["storage outage"] = f"* {storage_tables.outage_line(outage)}"
     return found
 

@@ -28,7 +28,6 @@ def epoch_table(results: Sequence[Result]) -> Iterator[str]:
         f"| run | epoch | predicted, s | measured | error | of it stalls: predicted | measured | samples from "
         f"{' / '.join(LEVELS)}: predicted | measured |"
     )
-    yield "|---|---|---|---|---|---|---|---|---|"
     for each in (each for each in results if each.case not in knobs):
         if any(each.staging_s):
             predicted_s, measured_s = each.staging_s
@@ -53,7 +52,6 @@ def knob_table(results: Sequence[Result]) -> Iterator[str]:
     """Yield what reading ahead and more readers take away from the stalls of a run."""
     names = [Case("naive").name, Case("files").name, *(case.name for case in KNOB_CASES)]
     yield "| run | predicted, s | measured | error | of it stalls: predicted | measured |"
-    yield "|---|---|---|---|---|---|"
     for each in sorted((each for each in results if each.case in names), key=lambda each: each.case):
         predicted_s, measured_s = (
             sum(seconds) for seconds in zip(*((e.predicted_s, e.measured_s) for e in each.epochs), strict=True)

@@ -29,7 +29,9 @@ KEEP_ALIVE_S = 10
 _BEAT_S = 2  # from one sign of life of an agent to the next
 _PORT = 29400
 _POLL_S = 0.05
-_START_S = 60.0
+START_S = 60.0
+LOADED = "SIMDIST_AGENTS_LOADED"  # a folder, with a file from each agent that has loaded torch
+N_AGENTS = "SIMDIST_N_AGENTS"
 _KILLED = 137  # exit status of the shell after SIGKILL of the agent
 _LIVES = '"$@"; exit $?'
 _QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # there is no name server here, and torch would warn of it
@@ -60,7 +62,7 @@ def together(nodes: Sequence[network.Node], head: network.Node, command: Sequenc
             "rdzv-id": "failures",
             "rdzv-conf": (
                 f"is_host=false,keep_alive_interval={_BEAT_S},keep_alive_max_attempt={KEEP_ALIVE_S // _BEAT_S},"
-                f"join_timeout={_START_S:.0f}"
+                f"join_timeout={START_S:.0f}"
             ),
         }
         # Ranks are in the order of addresses.
@@ -110,6 +112,8 @@ def run(
     deadline_s = time.monotonic() + timeout_s
     back_at_s: dict[int, float] = {}
     with ExitStack() as stack:
+        loaded = stack.enter_context(tempfile.TemporaryDirectory())
+        environ = {**environ, LOADED: loaded, N_AGENTS: str(len(nodes))}
         outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in nodes]
         agents = [_start(*each, environ) for each in zip(nodes, commands, outputs, strict=True)]
         while True:

@@ -1,12 +1,13 @@
 """How long does a job take that fails? Ranks die or hang, nodes are lost, links flap, and the job starts again.
 
-    python experiments/failures/run.py            calibrate, predict, perform and compare 12 runs (root; 30 minutes)
+    python experiments/failures/run.py            calibrate, predict, perform and compare 18 runs (root; 45 minutes)
     python experiments/failures/run.py --write    also record the results, and write the tables into the README
     python experiments/failures/run.py --tables   print the tables of the recorded results (seconds)
     python experiments/failures/run.py --tiny     one short run on one machine, to see that it works (anybody)
 
-Each node of the emulated cluster has a torchrun agent of its own: see `agents.py`. One run calibrates the parts of a
-recovery and the overhead of a collective. Every other run is predicted from these, and then performed.
+Each node of the emulated cluster has a torchrun agent of its own: see `agents.py`. One run that starts again, and one
+that continues, calibrate the parts of a recovery and the overhead of a collective. Every other run is predicted from
+these, and then performed.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from simdist.report import print_tables, write_tables
+from simdist.report import markdown_table, print_tables, write_tables
 from simdist.runs import run_directory
 from simdist.runs.building import build, delays
 from simdist.runs.run_failures import step_failures
@@ -61,7 +62,10 @@ class Case:
     policy: Literal["restart", "spare", "continue"] = "restart"
 
 
-CALIBRATING = Case([("process", 35, 1), ("hang", 75, 2), ("node", 118, 3), ("process", 160, 3)], every=10)
+CALIBRATING = {
+    "restarted": Case([("process", 35, 1), ("hang", 75, 2), ("node", 118, 3), ("process", 160, 3)], every=10),
+    "continued": Case([("process", 35, 1), ("hang", 75, 2), ("node", 118, 3)], every=10, policy="continue"),
+}
 CASES = (
     Case([("process", 77, 0)], every=10),
     Case([("node", 148, 1)], every=20),
@@ -75,6 +79,12 @@ CASES = (
     Case([("process", 9, 3), ("hang", 171, 1), ("flap", 183, 2)], every=10),
     Case([("process", 60, 2), ("process", 85, 0), ("process", 110, 1), ("process", 189, 3)], every=25),
     Case([("hang", 18, 2), ("flap", 80, 1), ("node", 119, 0)], every=30, policy="spare"),
+    Case([("process", 77, 0)], every=10, policy="continue"),
+    Case([("node", 90, 2)], every=20, policy="continue"),
+    Case([("hang", 60, 1), ("process", 140, 3)], every=25, policy="continue"),
+    Case([("process", 40, 1), ("process", 41, 2), ("planned", 120, 3)], every=20, policy="continue"),
+    Case([("flap", 30, 3), ("hang", 75, 0), ("node", 120, 1)], every=15, policy="continue"),
+    Case([("node", 50, 3), ("process", 60, 2), ("flap", 130, 1), ("hang", 160, 2)], every=10, policy="continue"),
 )
 TINY = Case([("process", 7, 1)], every=5)
 
@@ -94,7 +104,8 @@ class Result:
     categories: Mapping[str, tuple[float, float]]
     """Category -> seconds predicted, measured."""
     n_losses: int
-    """Losses of ranks and steps that should be those of an undisturbed run."""
+    """Losses of ranks and steps that should be those of an undisturbed run: of those that continue, until the first
+    failure."""
     n_other_losses: int
     """Those of them that are not, to the last bit, in every attempt."""
 
@@ -113,6 +124,8 @@ class Result:
 def scenario_of(case: Case, like: Scenario, recovery: Mapping[str, object]) -> Scenario:
     """Return the scenario of a case, with what recoveries take."""
     more = {"flap": {"share": 0, "lasts": f"{FLAP_S} s"}}
+    if case.policy == "continue":
+        more["node"] = {"found_by": "collective"}  # it closes no connection
     causes = [
         {"cause": f"{number}", "effect": effect, "at_steps": [step], "ranks": [rank], **more.get(effect, {})}
         for number, (effect, step, rank) in enumerate(case.failures)
@@ -182,7 +195,10 @@ def compare(
     path = perform(scenario_of(case, calibrated, recovery), folder, policy=case.policy, tiny=tiny)
     found = validate_run(run_directory.read(path)).attempts
     assert found is not None
-    expected = read_losses(undisturbed)
+    lost = [first for _, first, _ in found.measured_absences]
+    expected = {
+        place: those for place, those in read_losses(undisturbed).items() if place[1] < min(lost, default=math.inf)
+    }
     losses = read_losses(folder)
     result = Result(
         failures=case.failures,
@@ -216,7 +232,8 @@ def read_losses(folder: Path) -> dict[tuple[int, int], set[str]]:
 
 def calibrate(like: Scenario, case: Case, folder: Path, *, tiny: bool) -> tuple[Scenario, dict[str, object]]:
     """Measure what recoveries take, and what steps take beyond their sleeps."""
-    path = perform(scenario_of(case, like, {"timeouts": {"collective": f"{TIMEOUT_S} s"}}), folder, tiny=tiny)
+    scenario = scenario_of(case, like, {"timeouts": {"collective": f"{TIMEOUT_S} s"}})
+    path = perform(scenario, folder, policy=case.policy, tiny=tiny)
     run = run_directory.read(path)
     done = validate_run(run)
     assert done.attempts is not None
@@ -232,16 +249,17 @@ def measure(*, tiny: bool, keep: Path | None) -> list[Result]:
     like = load(HERE / "scenario.yaml")
     if tiny:
         like = like.changed({"steps": 12, "train_for": "12 steps", "cluster.nodes": 2, "cluster.network": "ideal"})
-    calibrating, cases = (TINY, [TINY]) if tiny else (CALIBRATING, CASES)
+    calibrating, cases = ({"restarted": TINY}, [TINY]) if tiny else (CALIBRATING, CASES)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) if keep is None else keep
-        calibrated, recovery = calibrate(like, calibrating, folder / "calibrating", tiny=tiny)
+        calibrated = {name: calibrate(like, case, folder / name, tiny=tiny) for name, case in calibrating.items()}
         undisturbed = folder / "undisturbed"
         perform(like, undisturbed, tiny=tiny)
-        return [
-            compare(case, calibrated, recovery, undisturbed, folder / str(number), tiny=tiny)
-            for number, case in enumerate(cases)
-        ]
+        found = []
+        for number, case in enumerate(cases):
+            cluster, recovery = calibrated["continued" if case.policy == "continue" else "restarted"]
+            found.append(compare(case, cluster, recovery, undisturbed, folder / str(number), tiny=tiny))
+        return found
 
 
 def failures_text(result: Result) -> str:
@@ -252,7 +270,6 @@ def failures_text(result: Result) -> str:
 def rows(results: Sequence[Result]) -> Iterator[str]:
     """Yield the rows of the table of runs."""
     yield "| failures at steps | file every | policy | attempts | repeated steps | predicted | measured | error |"
-    yield "|---|---|---|---|---|---|---|---|"
     for each in results:
         predicted, measured = (
             [tuple(pair) for pair in steps] for steps in (each.predicted_attempts, each.measured_attempts)
@@ -269,7 +286,6 @@ def rows(results: Sequence[Result]) -> Iterator[str]:
 def parts(results: Sequence[Result]) -> Iterator[str]:
     """Yield the rows of the table of categories, of all runs together."""
     yield "| where the time went | predicted | measured | error of a run, median of its size |"
-    yield "|---|---|---|---|"
     names = dict.fromkeys(name for each in results for name in each.categories)
     for name in names:
         found = [each.categories[name] for each in results if name in each.categories]
@@ -297,7 +313,11 @@ def overview(results: Sequence[Result]) -> str:
 
 def tables(results: Sequence[Result]) -> dict[str, str]:
     """Return every table of the README by its name there."""
-    return {"overview": overview(results), "runs": "\n".join(rows(results)), "parts": "\n".join(parts(results))}
+    return {
+        "overview": overview(results),
+        "runs": markdown_table(rows(results)),
+        "parts": markdown_table(parts(results)),
+    }
 
 
 def recorded() -> list[Result]:

@@ -42,7 +42,7 @@ import job as jobs  # noqa: E402
 from injections import INJECTIONS, Injection  # noqa: E402
 from job import CHECKPOINTS, DISK, FAULT, GO, MARK, RUN, TRACE, Fault, Job  # noqa: E402
 
-from simdist.report import print_tables, write_tables  # noqa: E402
+from simdist.report import markdown_table, print_tables, write_tables  # noqa: E402
 from simdist.runs import run_directory  # noqa: E402
 from simdist.runs.building import build, delays  # noqa: E402
 from simdist.scenario import loads  # noqa: E402
@@ -459,10 +459,7 @@ def run(injections: Sequence[Injection], folder: Path, *, at_a_time: int = 2) ->
 
 def table(results: Sequence[Result]) -> str:
     """Return the table of the page."""
-    lines = [
-        "| job | fault | ended after | left behind | finished results | next start | at fault is named |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines = ["| job | fault | ended after | left behind | finished results | next start | at fault is named |"]
     for each in results:
         ended = f"{each.seconds:g} s" if not each.left else f"**{each.left} hang**"
         cells = (
@@ -475,7 +472,7 @@ def table(results: Sequence[Result]) -> str:
             "yes" if not each.problem else f"**{each.problem}**",
         )
         lines.append(f"| {' | '.join(' '.join(cell.replace('|', '/').split()) for cell in cells)} |")
-    return "\n".join(lines)
+    return markdown_table(lines)
 
 
 def tables(results: Sequence[Result]) -> dict[str, str]:

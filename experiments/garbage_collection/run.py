@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from simdist.engines.observers import WholeTrace
 from simdist.engines.run import run
-from simdist.report import page_command
+from simdist.report import markdown_table, page_command
 from simdist.runs.building import build, delays
 from simdist.scenario import Host, Pauses, Scenario, load
 
@@ -172,7 +172,6 @@ def predictions(facts: Facts, n_seeds: int) -> list[Prediction]:
 def saved_table(facts: Facts, n_seeds: int) -> Iterator[str]:
     """Yield each prediction beside the published difference."""
     yield "| pauses count as | automatic | saved by collecting together | published | error |"
-    yield "|---|---|---|---|---|"
     for each in predictions(facts, n_seeds):
         saved_s = each.elapsed_s - facts.coordinated_s
         low, high = np.quantile(saved_s, [0.025, 0.975])
@@ -187,7 +186,6 @@ def drawn_table(facts: Facts, n_seeds: int) -> Iterator[str]:
     elapsed_s, pauses, steps = found.T
     saved_s = elapsed_s - facts.coordinated_s
     yield "| | drawn, mean (95 % of runs) | published |"
-    yield "|---|---|---|"
     for what, values, published, form in (
         ("collections", pauses, facts.collections, ".0f"),
         ("steps with a collection", steps, facts.steps_with_collections, ".0f"),
@@ -202,7 +200,6 @@ def known_table(facts: Facts) -> Iterator[str]:
     lost_s = facts.automatic_s - facts.updates * facts.step_s
     share = lost_s / facts.steps_with_collections / (sum(facts.pause_s) / 2)
     yield "| | |"
-    yield "|---|---|"
     yield f"| update without pauses | {facts.step_s:.3f} s |"
     together_s = coordinated_run_s(facts)
     yield f"| run that collects together, before its last collection, simulated | {together_s:.1f} s |"
@@ -213,9 +210,9 @@ def known_table(facts: Facts) -> Iterator[str]:
 def tables(facts: Facts, n_seeds: int = N_SEEDS) -> dict[str, str]:
     """Return every table of the README by its name there."""
     return {
-        "saved": "\n".join(saved_table(facts, n_seeds)),
-        "drawn": "\n".join(drawn_table(facts, n_seeds)),
-        "known": "\n".join(known_table(facts)),
+        "saved": markdown_table(saved_table(facts, n_seeds)),
+        "drawn": markdown_table(drawn_table(facts, n_seeds)),
+        "known": markdown_table(known_table(facts)),
     }
 
 

@@ -17,7 +17,6 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE)]  # simdist need not be installed
 
-import published_curves  # noqa: E402  of this folder
 from verdicts import furthest_off, verdicts  # noqa: E402  of this folder
 
 from simdist.report import page_command  # noqa: E402
@@ -437,21 +436,8 @@ def tables(folder: Path = RESULTS) -> dict[str, str]:
         )
         found[name] = "\n".join(lines)
     found["software"] = "\n".join(_software(folder))
-    found["published"] = "\n".join(_published())
     found["summary"] = "\n".join(table(("compared with a GPU", "errors"), tuple(trust(folder).items())))
     return found
-
-
-def _published() -> list[str]:
-    """Return the table of published times by batch size."""
-    headings = ("GPU", "curves", "passes", "median error", "worst", "within 10 %")
-    cells = [
-        (name, n_curves, n_passes, f"{middle:.1%}", f"{worst:+.1%}", f"{within:.0%}")
-        for name, (n_curves, n_passes, middle, worst, within) in published_curves.summary(
-            published_curves.read()
-        ).items()
-    ]
-    return table(headings, cells)
 
 
 def again(folder: Path = RESULTS) -> None:
@@ -462,7 +448,6 @@ def again(folder: Path = RESULTS) -> None:
     for path in sorted(folder.glob("*.json")):
         n_rows, lacks = kept.predict_again(path)
         print("\n".join([f"{path.name}: {n_rows} rows are predicted again", *lacks]))
-    print(f"{published_curves.FILE.name}: {published_curves.predict_again()} rows are predicted again")
 
 
 if __name__ == "__main__":

@@ -135,12 +135,16 @@ def times_of_two_sizes(step_s: Mapping[int, float]) -> dict[str, Any]:
         step_s: Batch size -> seconds of a step with its update.
 
     Returns:
-        `step_times` of the GPU, and `launches`. Nothing if there are no such sizes.
+        `step_times` of the GPU, and `launches`. Nothing if there are no such sizes. If the line of the two sizes lies
+        above the step of one sample, the GPU bounds that, too, and it is a third size.
     """
     largest = max(step_s, default=0)
-    sizes = (largest // 4, largest)
+    sizes: tuple[int, ...] = (largest // 4, largest)
     if 1 not in step_s or sizes[0] <= 1 or sizes[0] not in step_s:
         return {}
+    per_sample_s = (step_s[largest] - step_s[sizes[0]]) / (largest - sizes[0])
+    if step_s[sizes[0]] - per_sample_s * (sizes[0] - 1) > step_s[1]:  # the GPU never takes longer than a step
+        sizes = (1, *sizes)
     return {
         "step_times": [{"batch_size": size, "time": f"{step_s[size]!r} s"} for size in sizes],
         "optimize": "0 s",  # they have it

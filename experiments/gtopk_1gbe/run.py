@@ -1,7 +1,6 @@
 """Global top-k over 1 Gbit/s Ethernet: published throughput, simulated.
 
     python experiments/gtopk_1gbe/run.py              print published beside simulated
-    python experiments/gtopk_1gbe/run.py --all        print every table of the README
     python experiments/gtopk_1gbe/run.py --write      write them into the README
 
 Published: Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low Bandwidth
@@ -9,7 +8,6 @@ Networks, ICDCS 2019, arXiv 1901.04359; the numbers are those that its plots are
 scripts/icdcs2019/communication.py in github.com/hclhkbu/gtopkssgd.
 """
 
-import argparse
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from simdist.cost.plain import plain_ring_s
-from simdist.report import print_tables, write_tables
+from simdist.report import markdown_table, page_command
 from simdist.scenario import Scenario, Tensor, load
 from simdist.studies.comparison import compare
 
@@ -166,7 +164,6 @@ def published_table() -> Iterator[str]:
     """Yield published and simulated throughput, and the errors."""
     headings = ("published", "simulated", "error", "with AlexNet's rest", "error", "linear", "plain ring")
     yield f"| model | schedule | GPUs | {' | '.join(headings)} |"
-    yield "|---|---|---|---|---|---|---|---|---|---|"
     for line in lines():
         rates = (line.simulated, line.with_host, PUBLISHED[line.model].alone, line.ring)
         simulated, host, linear, ring = (f"{rate / line.published - 1:+.0%}" if rate else "" for rate in rates)
@@ -179,7 +176,6 @@ def published_table() -> Iterator[str]:
 def per_parameter_table() -> Iterator[str]:
     """Yield the published time beyond computing, over the number of parameters."""
     yield "| schedule | model | " + " | ".join(f"{n} GPUs" for n in WORKERS) + " |"
-    yield "|---|---|" + "---|" * len(WORKERS)
     for schedule in SCHEDULES:
         for model, published in (*PUBLISHED.items(), ("AlexNet", ALEXNET)):
             times_ns = (1e9 * published.beyond_computing_s(schedule, n) / published.n_parameters for n in WORKERS)
@@ -189,7 +185,6 @@ def per_parameter_table() -> Iterator[str]:
 def rest_table() -> Iterator[str]:
     """Yield what AlexNet's runs took beside what is simulated, per parameter."""
     yield "| schedule | " + " | ".join(f"{n} GPUs" for n in WORKERS) + " |"
-    yield "|---|" + "---|" * len(WORKERS)
     for schedule in SCHEDULES:
         yield f"| {schedule} | " + " | ".join(f"{1e9 * beside_s(n)[schedule]:.0f}" for n in WORKERS) + " |"
 
@@ -197,25 +192,15 @@ def rest_table() -> Iterator[str]:
 def tables() -> dict[str, str]:
     """Return every table of the README by its name there."""
     return {
-        "published": "\n".join(published_table()),
-        "per parameter": "\n".join(per_parameter_table()),
-        "rest": "\n".join(rest_table()),
+        "published": markdown_table(published_table()),
+        "per parameter": markdown_table(per_parameter_table()),
+        "rest": markdown_table(rest_table()),
     }
 
 
 def main() -> None:
     """Run the experiment."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all", action="store_true", help="print every table")
-    parser.add_argument("--write", action="store_true", help="write the tables into README.md")
-    arguments = parser.parse_args()
-    if arguments.write:
-        write_tables(HERE / "README.md", tables())
-    elif arguments.all:
-        print_tables(tables())
-    else:
-        print("Samples per second and GPU\n")
-        print("\n".join(published_table()))
+    page_command(str(__doc__), HERE / "README.md", tables)
 
 
 if __name__ == "__main__":

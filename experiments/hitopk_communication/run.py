@@ -1,14 +1,12 @@
 """Does hierarchical top-k beat dense and flat sparse communication on a cloud cluster, and by how much?
 
     python experiments/hitopk_communication/run.py              print the answer: step times on 128 GPUs
-    python experiments/hitopk_communication/run.py --all        print every table of the README
     python experiments/hitopk_communication/run.py --write      write them, and the figure, into the README
 
 Published: Shi et al., Towards Scalable Distributed Training of Deep Learning on Public Cloud Clusters, MLSys 2021,
 arXiv 2010.10458: 16 machines with 8 V100 each, 25 Gbit/s, 25 to 40 % faster than other systems.
 """
 
-import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,7 +14,7 @@ import numpy as np
 
 from simdist.cost import Shared
 from simdist.cost.plain import linear_s, plain_ring_s
-from simdist.report import print_tables, write_tables
+from simdist.report import markdown_table, page_command
 from simdist.runs.building import build
 from simdist.scenario import Link, Scenario, load
 from simdist.scenario.workload import WorkloadLaunches
@@ -113,7 +111,6 @@ def bytes_table() -> Iterator[str]:
     scenario = at_line_rate(MODELS["ResNet-50"])
     line_rate_Bps = scenario.cluster.network.bandwidth_Bps
     yield "| schedule | derived MB per NIC | simulated MB | derived ms | simulated ms | error |"
-    yield "|---|---|---|---|---|---|"
     for label, derived in DERIVED_NBYTES.items():
         schedule = named(scenario, label)
         ours_s, ours_nbytes = exchange_s(scenario, schedule), nic_nbytes(scenario, schedule)
@@ -128,7 +125,6 @@ def crossing_table() -> Iterator[str]:
     """Yield the density up to which hierarchical top-k is faster than the torus."""
     scenario = MODELS["ResNet-50"]
     yield "| values | cluster | formula | simulated |"
-    yield "|---|---|---|---|"
     for dtype, nbytes in (("float32", 4), ("float16", 2)):
         formula = 2 * nbytes / (N_NODES * (nbytes + 4))
         workload = scenario.workload.model_copy(update={"dtype": dtype})
@@ -143,7 +139,6 @@ def crossing_table() -> Iterator[str]:
 def answer_table() -> Iterator[str]:
     """Yield step times of both models under every schedule."""
     yield "| model | schedule | ms per step | computing | exposed comm. | exchange alone | over ring | over torus |"
-    yield "|---|---|---|---|---|---|---|---|"
     for model, scenario in MODELS.items():
         rows = {row.schedule: row for row in compare(scenario, n_seeds=1)}
         for label, row in rows.items():
@@ -164,7 +159,6 @@ def batch_table() -> Iterator[str]:
     """Yield what hierarchical top-k gains with smaller batches, which leave less time to hide communication in."""
     rivals = ("ring", "tree", "torus", "torus-fp16", "naive-ag")
     yield f"| images per GPU | computing, ms | {' | '.join(f'gain over {rival}' for rival in rivals)} |"
-    yield "|---|---|" + "---|" * len(rivals)
     scenario = MODELS["ResNet-50"]
     for batch in BATCHES:
         workload = scenario.workload.model_copy(update={"batch_size": batch})
@@ -180,7 +174,6 @@ def measured_table() -> Iterator[str]:
     ours = {row.schedule: n_images / row.step_s for row in compare(scenario, n_seeds=1)}
     plain = [n_images / of(scenario.workload, scenario.cluster) for of in (linear_s, plain_ring_s)]
     yield "| system | measured, images/s | simulated as | images/s | error | linear | plain ring |"
-    yield "|---|---|---|---|---|---|---|"
     for system, (rate, label) in MEASURED.items():
         errors = " | ".join(f"{each / rate - 1:+.0%}" for each in (ours[label], *plain))
         yield f"| {system} | {rate} | `{label}` | {ours[label]:.0f} | {errors} |"
@@ -189,11 +182,11 @@ def measured_table() -> Iterator[str]:
 def tables() -> dict[str, str]:
     """Return every table of the README by its name there."""
     return {
-        "answer": "\n".join(answer_table()),
-        "batch": "\n".join(batch_table()),
-        "bytes": "\n".join(bytes_table()),
-        "crossing": "\n".join(crossing_table()),
-        "measured": "\n".join(measured_table()),
+        "answer": markdown_table(answer_table()),
+        "batch": markdown_table(batch_table()),
+        "bytes": markdown_table(bytes_table()),
+        "crossing": markdown_table(crossing_table()),
+        "measured": markdown_table(measured_table()),
     }
 
 
@@ -233,18 +226,7 @@ def figure(path: Path) -> None:
 
 def main() -> None:
     """Run the experiment."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all", action="store_true", help="print every table")
-    parser.add_argument("--write", action="store_true", help="write tables and figure into README.md")
-    arguments = parser.parse_args()
-    if arguments.write:
-        write_tables(HERE / "README.md", tables())
-        figure(HERE / "density.png")
-    elif arguments.all:
-        print_tables(tables())
-    else:
-        print("Step times on 16 x 8 V100 and 25 Gbit/s\n")
-        print("\n".join(answer_table()))
+    page_command(str(__doc__), HERE / "README.md", tables, draw=lambda: figure(HERE / "density.png"))
 
 
 if __name__ == "__main__":

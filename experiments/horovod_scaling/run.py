@@ -16,7 +16,7 @@ import numpy as np
 from simdist.cost import price
 from simdist.cost.plain import linear_s, plain_ring_s
 from simdist.engines.choose import Engine
-from simdist.report import page_command
+from simdist.report import markdown_table, page_command
 from simdist.runs.building import Built, job
 from simdist.scenario import Link, Scenario, Workload, load, load_cluster, load_workload, presets
 from simdist.schedules.parameter_server import ParameterServer
@@ -255,7 +255,6 @@ def ring_of(cluster: str, model: str) -> Scenario:
 def nccl_table(rows: dict[tuple[str, str], Row]) -> Iterator[str]:
     """Yield images per second, and what they say of a step: how long communication kept the GPUs waiting."""
     yield f"| published row | model | {HEADING} | interval | inside | exposed, ms: published | simulated |"
-    yield "|---|" + "---|" * 10
     for (system, model), row in rows.items():
         alone_s = 64 / PUBLISHED["one_gpu"][model]
         exposed = (1e3 * (16 * 64 / rate - alone_s) for rate in (row.published, row.simulated))
@@ -272,7 +271,6 @@ def large_table() -> Iterator[str]:
         "| GPUs | model | published efficiency | simulated | error | linear | plain ring | interval | inside "
         "| simulated, batch 32 |"
     )
-    yield "|---|" + "---|" * 9
     for (n_gpus, model), row in large_rows().items():
         ideal = n_gpus * PUBLISHED["one_gpu"][model]
         small = efficiency_of(model, n_gpus, batch_size=32)
@@ -286,7 +284,6 @@ def large_table() -> Iterator[str]:
 def other_table(rows: dict[str, Row]) -> Iterator[str]:
     """Yield images per second of the cluster with 40 GbE."""
     yield f"| model | {HEADING} | interval | inside |"
-    yield "|---|" + "---|" * 7
     for model, row in rows.items():
         ends = f"{row.interval[0]:.0f} - {row.interval[1]:.0f} | {row.inside}"
         cells = f"{plain(row.published, other_cluster(model))} | {ends}"
@@ -299,7 +296,6 @@ HEADING = "published, images/s | simulated | error | linear | plain ring"
 def server_table() -> Iterator[str]:
     """Yield images per second of Distributed TensorFlow."""
     yield f"| GPUs | published row | model | {HEADING} | gRPC's range | inside |"
-    yield "|---|" + "---|" * 9
     for (cluster, system, model), row in server_rows().items():
         low, high = interval(model, system, cluster)
         yield (
@@ -312,7 +308,6 @@ def server_table() -> Iterator[str]:
 def mpi_table() -> Iterator[str]:
     """Yield images per second of Horovod on CPUs."""
     yield f"| GPUs | published row | model | {HEADING} | a process's range | inside |"
-    yield "|---|" + "---|" * 9
     for (cluster, system, model), row in mpi_rows().items():
         yield (
             f"| {4 * CLUSTERS[cluster]} | {system} | {model} | {row.published:.1f} | {row.simulated:.1f} "
@@ -352,7 +347,6 @@ def tcp_table() -> Iterator[str]:
     """Yield the errors over TCP by who measured what TCP moves."""
     clusters = ("16 GPUs", "64 GPUs")
     yield f"| NCCL over TCP | {' | '.join(f'{cluster}, {model}' for cluster in clusters for model in PRESETS)} |"
-    yield "|---|" + "---|" * len(clusters) * len(PRESETS)
     for name, rate_Bps in TCP_SOURCES_Bps.items():
         yield f"| {name} | {' | '.join(f'{row.error:+.1%}' for row in tcp_rows(rate_Bps))} |"
 
@@ -383,7 +377,6 @@ def knobs_table() -> Iterator[str]:
     """Yield how the error of each row changes with what it depends on."""
     columns = [(system, model) for system in NCCL for model in PRESETS]
     yield f"| changed | {' | '.join(f'{NCCL[system].upper()}, {model}' for system, model in columns)} |"
-    yield "|---|" + "---|" * len(columns)
     for name, change in KNOBS.items():
         errors = (
             images_per_s(change(horovod(model, NCCL[system]))) / PUBLISHED["gpus_16"][system][model] - 1
@@ -434,7 +427,6 @@ def with_server_knob(knob: str, model: str, system: str, cluster: str) -> float:
 def server_knobs_table() -> Iterator[str]:
     """Yield the errors of Distributed TensorFlow with variables on the CPU, with other servers."""
     yield f"| changed | {' | '.join(f'{4 * n} GPUs, {model}' for n in CLUSTERS.values() for model in PRESETS)} |"
-    yield "|---|" + "---|" * len(CLUSTERS) * len(PRESETS)
     for name in SERVER_KNOBS:
         errors = (
             with_server_knob(name, model, SERVERS_TF[1], cluster) / PUBLISHED[cluster][SERVERS_TF[1]][model] - 1
@@ -447,14 +439,14 @@ def server_knobs_table() -> Iterator[str]:
 def tables() -> dict[str, str]:
     """Return every table of the README by its name there."""
     return {
-        "nccl": "\n".join(nccl_table(nccl_rows())),
-        "large": "\n".join(large_table()),
-        "other": "\n".join(other_table(other_rows())),
-        "servers": "\n".join(server_table()),
-        "mpi": "\n".join(mpi_table()),
-        "tcp": "\n".join(tcp_table()),
-        "knobs": "\n".join(knobs_table()),
-        "server-knobs": "\n".join(server_knobs_table()),
+        "nccl": markdown_table(nccl_table(nccl_rows())),
+        "large": markdown_table(large_table()),
+        "other": markdown_table(other_table(other_rows())),
+        "servers": markdown_table(server_table()),
+        "mpi": markdown_table(mpi_table()),
+        "tcp": markdown_table(tcp_table()),
+        "knobs": markdown_table(knobs_table()),
+        "server-knobs": markdown_table(server_knobs_table()),
     }
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from simdist.report import print_tables, write_tables
+from simdist.report import markdown_table, print_tables, write_tables
 from simdist.scenario import Scenario, load
 from simdist.studies.comparison import Row, compare
 
@@ -131,7 +131,6 @@ def hierarchical(rows: dict[str, Row]) -> list[float]:
 def published_table(rows: dict[int, dict[str, Row]]) -> Iterator[str]:
     """Yield published range, simulated range and error, for each size."""
     yield "| GPUs | published | simulated | error at the bottom | error at the top |"
-    yield "|---|---|---|---|---|"
     for n_gpus, (low, high) in PUBLISHED.items():
         ours = hierarchical(rows[n_gpus])
         yield (
@@ -143,7 +142,6 @@ def published_table(rows: dict[int, dict[str, Row]]) -> Iterator[str]:
 def rows_table(rows: dict[int, dict[str, Row]]) -> Iterator[str]:
     """Yield step time, its parts and speed-up of every schedule."""
     yield "| GPUs | schedule | ms per step | computing | exposed comm. | waiting | host asleep | speed-up |"
-    yield "|---|---|---|---|---|---|---|---|"
     for n_gpus, by_schedule in rows.items():
         for row in by_schedule.values():
             parts = " | ".join(f"{1e3 * part:.1f}" for part in (row.compute_s, row.comm_s, row.wait_s, row.host_s))
@@ -155,7 +153,6 @@ def rows_table(rows: dict[int, dict[str, Row]]) -> Iterator[str]:
 def effects_table(effects: dict[int, dict[str, dict[str, Row]]]) -> Iterator[str]:
     """Yield the speed-up of every hierarchical configuration with each effect switched on or off."""
     yield f"| GPUs | schedule | {' | '.join(EFFECTS)} |"
-    yield "|---|---|" + "---|" * len(EFFECTS)
     for n_gpus, by_effect in effects.items():
         for schedule in by_effect["base"]:
             if schedule.startswith("hsgd"):
@@ -169,7 +166,6 @@ def limits_table(limits: Limits) -> Iterator[str]:
     """Yield the speed-ups in the three situations in which hierarchical SGD does not help."""
     titles = ("persistent straggler", "30 % stragglers", "stragglers cost < 10 %")
     yield f"| schedule | {' | '.join(titles)} | {' | '.join(f'{title}, own update' for title in titles)} |"
-    yield "|---|" + "---|" * 2 * len(titles)
     for schedule in limits[LIMITS[0], "averages"]:
         speedups = (limits[name, host][schedule].speedup for host in ("averages", "update") for name in LIMITS)
         yield f"| `{schedule}` | " + " | ".join(f"{speedup:.3f}" for speedup in speedups) + " |"
@@ -180,10 +176,10 @@ def tables(study: Study) -> dict[str, str]:
     effects = measure_effects(study)
     rows = {n_gpus: by_effect["base"] for n_gpus, by_effect in effects.items()}
     return {
-        "published": "\n".join(published_table(rows)),
-        "rows": "\n".join(rows_table(rows)),
-        "effects": "\n".join(effects_table(effects)),
-        "limits": "\n".join(limits_table(measure_limits(study))),
+        "published": markdown_table(published_table(rows)),
+        "rows": markdown_table(rows_table(rows)),
+        "effects": markdown_table(effects_table(effects)),
+        "limits": markdown_table(limits_table(measure_limits(study))),
     }
 
 
@@ -212,7 +208,7 @@ def main() -> None:
     else:
         rows = {n_gpus: measure_effect(study, n_gpus, "base") for n_gpus in PUBLISHED}
         print("Speed-up of hierarchical SGD over synchronous SGD (lowest and highest of its configurations)\n")
-        print("\n".join(published_table(rows)))
+        print(markdown_table(published_table(rows)))
 
 
 if __name__ == "__main__":

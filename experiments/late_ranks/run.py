@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from simdist.profiles.estimates.stragglers import DelayTable, find_stragglers
 from simdist.profiles.job.layout import RankLayout
-from simdist.report import print_tables, write_tables
+from simdist.report import markdown_table, print_tables, write_tables
 
 Floats = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int, int], Floats]
@@ -128,7 +128,7 @@ def _share(part: float, whole: float) -> str:
 def tables(n_jobs: int) -> dict[str, str]:
     """Return the tables of the page."""
     sizes = [f"{n_ranks} x {n_steps:,}" for n_ranks, n_steps in SIZES]
-    alarms = [f"| noise | {' | '.join(sizes)} |", f"|---|{'---|' * len(SIZES)}"]
+    alarms = [f"| noise | {' | '.join(sizes)} |"]
     for name, draw in NOISES.items():
         cells = []
         for n_ranks, n_steps in SIZES:
@@ -137,7 +137,7 @@ def tables(n_jobs: int) -> dict[str, str]:
         alarms.append(f"| {name} | {' | '.join(cells)} |")
         print(alarms[-1], flush=True)
     multiples = " | ".join(f"{times:g}" for times in DELAYS)
-    found = [f"| noise | {multiples} | named, but noise | size told |", f"|---|{'---|' * (len(DELAYS) + 2)}"]
+    found = [f"| noise | {multiples} | named, but noise | size told |"]
     for name, draw in NOISES.items():
         rows = [detected(draw, times, RATES, PLANTED_IN, max(1, n_jobs // 20)) for times in DELAYS]
         cells = [f"{_share(row.found, row.planted)} ({_share(row.known, row.planted)})" for row in rows]
@@ -145,7 +145,7 @@ def tables(n_jobs: int) -> dict[str, str]:
         sizes_told = np.mean([row.size for row in rows if row.found > 0.5 * row.planted] or [np.nan])
         found.append(f"| {name} | {' | '.join(cells)} | {wrong} | {sizes_told:.2f} |")
         print(found[-1], flush=True)
-    return {"late alarms": "\n".join(alarms), "late found": "\n".join(found)}
+    return {"late alarms": markdown_table(alarms), "late found": markdown_table(found)}
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from simdist.report import print_tables, write_tables
+from simdist.report import markdown_table, print_tables, write_tables
 from simdist.scenario import Scenario, load
 from simdist.studies.comparison import Row, compare
 
@@ -79,7 +79,6 @@ def speedups(rows: Rows) -> Iterator[str]:
     """Yield the speed-up of every schedule over `sync`, for each straggler and size."""
     sizes = list(next(iter(rows.values())))
     yield "| schedule | " + " | ".join(f"{straggler}, {size:,}" for straggler in rows for size in sizes) + " |"
-    yield "|---|" + "---|" * len(rows) * len(sizes)
     for schedule in rows["none"][sizes[0]]:
         cells = (_cell(rows[straggler][size], schedule) for straggler in rows for size in sizes)
         yield f"| `{schedule}` | " + " | ".join(cells) + " |"
@@ -98,7 +97,6 @@ def lost(rows: Rows) -> Iterator[str]:
     sizes = list(next(iter(rows.values())))
     stragglers = [straggler for straggler in rows if straggler != "none"]
     yield "| schedule | " + " | ".join(f"{straggler}, {size:,}" for straggler in stragglers for size in sizes) + " |"
-    yield "|---|" + "---|" * len(stragglers) * len(sizes)
     for schedule in rows["none"][sizes[0]]:
         added = (
             1e3 * (rows[straggler][size][schedule].step_s - rows["none"][size][schedule].step_s)
@@ -111,7 +109,7 @@ def lost(rows: Rows) -> Iterator[str]:
 def tables(study: Study) -> dict[str, str]:
     """Return the tables of the README by name."""
     rows = study.rows()
-    return {"speedups": "\n".join(speedups(rows)), "lost": "\n".join(lost(rows))}
+    return {"speedups": markdown_table(speedups(rows)), "lost": markdown_table(lost(rows))}
 
 
 def main() -> None:

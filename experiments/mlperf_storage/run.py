@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from simdist.caching import epoch_order
-from simdist.report import page_command
+from simdist.report import markdown_table, page_command
 from simdist.runs.building import dataset, simulate
 from simdist.scenario import Scenario, load
 from simdist.traces.waiting import step_end_s
@@ -140,7 +140,6 @@ def simulated_most(name: str, bandwidth_Bps: float) -> int:
 def most_table() -> Iterator[str]:
     """Yield how many accelerators each storage keeps busy, by formula and simulated."""
     yield "| storage | workload | demand of one, MB/s | required AU | formula | simulated | AU there | AU of one more |"
-    yield "|---|---|---|---|---|---|---|---|"
     for storage, bandwidth_Bps in STORAGE.items():
         for name, each in LOADS.items():
             n = simulated_most(name, bandwidth_Bps)
@@ -155,7 +154,6 @@ def formula_table() -> Iterator[str]:
     """Yield utilisation over the number of accelerators, of workloads whose records have one size."""
     storage = "FSx for Lustre 250, 24 TiB"
     yield "| workload | accelerators | share / demand | formula | simulated | difference |"
-    yield "|---|---|---|---|---|---|"
     for name in ("resnet50-a100", "resnet50-h100"):
         each = LOADS[name]
         fit = STORAGE[storage] / each.demand_Bps
@@ -181,7 +179,6 @@ def varying_table() -> Iterator[str]:
     """Yield what records of varying sizes cost 3D U-Net where storage and demand are even."""
     depths = " | ".join(f"prefetch {depth}" for depth in DEPTHS)
     yield f"| accelerators | formula | one size | storage never pauses | {depths} |"
-    yield "|---|---|---|---|" + "---|" * len(DEPTHS)
     for n in (1, 2, 4, 8, 16):
         bandwidth_Bps = n * LOADS["unet3d-h100"].demand_Bps
         runs = [scenario(LOADS["unet3d-h100"], bandwidth_Bps, n, prefetch=depth) for depth in DEPTHS]
@@ -194,7 +191,6 @@ def latency_table() -> Iterator[str]:
     """Yield what latency costs one accelerator at a storage with bandwidth to spare."""
     bandwidth_Bps = max(STORAGE.values())
     yield "| workload | rounds | reading, ms | computing, ms | formula | computing / reading | simulated |"
-    yield "|---|---|---|---|---|---|---|"
     for name, each in EVEN.items():
         rounds = math.ceil(each.batch / each.read_threads)
         requests = math.ceil(each.record_nbytes / 2**20)
@@ -214,7 +210,6 @@ def published_table() -> Iterator[str]:
         "| drive | stated, GB/s | workload | submitted | predicted | AU published | AU predicted | points "
         "| AU x demand, GB/s |"
     )
-    yield "|---|---|---|---|---|---|---|---|---|"
     for row in PUBLISHED["submissions"]["rows"]:
         name, peak_Bps, n = row["workload"], row["peak_Bps"], row["accelerators"]
         ours = simulated(name, peak_Bps, n)
@@ -228,11 +223,11 @@ def published_table() -> Iterator[str]:
 def tables() -> dict[str, str]:
     """Return every table of the README by its name there."""
     return {
-        "formula": "\n".join(formula_table()),
-        "most": "\n".join(most_table()),
-        "published": "\n".join(published_table()),
-        "varying": "\n".join(varying_table()),
-        "latency": "\n".join(latency_table()),
+        "formula": markdown_table(formula_table()),
+        "most": markdown_table(most_table()),
+        "published": markdown_table(published_table()),
+        "varying": markdown_table(varying_table()),
+        "latency": markdown_table(latency_table()),
     }
 
 

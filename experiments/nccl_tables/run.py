@@ -19,7 +19,7 @@ from scipy.stats import t as student
 from simdist.cost import Shared, price
 from simdist.plan import AllReduce, Buffer, Group, Plan
 from simdist.plan.ops import Algorithm
-from simdist.report import page_command
+from simdist.report import markdown_table, page_command
 from simdist.scenario import Cluster, Link, Tensor, Workload, load_cluster, presets
 from simdist.settings.units import format_nbytes
 
@@ -161,7 +161,6 @@ def size_table(name: str) -> Iterator[str]:
     """Yield the times of every size."""
     headings = "bytes | published, us | busbw, GB/s | plain ring, us | plain ring | simulated, us | error"
     yield f"| {headings} | interval, us | inside |"
-    yield "|---|---|---|---|---|---|---|---|---|"
     for nbytes, published_s, plainly_s, ours_s in table_rows(name):
         both = " | ".join(f"{1e6 * each:.1f} | {each / published_s - 1:+.0%}" for each in (plainly_s, ours_s))
         bandwidth = 1e-9 * busbw_Bps(machines(name), nbytes, published_s)
@@ -175,7 +174,6 @@ def size_table(name: str) -> Iterator[str]:
 def latency_table() -> Iterator[str]:
     """Yield the time of 8 B over EFA by number of GPUs."""
     yield "| GPUs | published, us | simulated, us | error |"
-    yield "|---|---|---|---|"
     for n_gpus, published_s, ours_s in latency_rows():
         yield f"| {n_gpus} | {1e6 * published_s:.1f} | {1e6 * ours_s:.1f} | {ours_s / published_s - 1:+.1%} |"
 
@@ -185,7 +183,6 @@ def tcp_table() -> Iterator[str]:
     low, high = PUBLISHED["v100-tcp"]["busbw_GBps"]
     cluster = machines("v100-tcp")
     yield "| bytes | published busbw, GB/s | simulated |"
-    yield "|---|---|---|"
     for exponent in range(23, 28):
         ours = 1e-9 * busbw_Bps(cluster, 2**exponent, all_reduce_s(cluster, 2**exponent))
         yield f"| {2**exponent} | {low} to {high} | {ours:.2f} |"
@@ -210,7 +207,6 @@ def heading(title: str) -> str:
 def summary_table() -> Iterator[str]:
     """Yield the median error of each range of sizes, of the plain ring and simulated, and the largest one simulated."""
     yield f"| table | {' | '.join(f'{title}: plain | simulated | largest' for title in RANGES)} | in the interval |"
-    yield "|---|" + "---|---|---|" * len(RANGES) + "---|"
     for name, table in TABLES.items():
         cells = []
         for sizes in RANGES.values():
@@ -246,7 +242,6 @@ def knobs_table() -> Iterator[str]:
     """Yield by how much the time of three sizes changes when a value changes by a tenth."""
     cases = [(name, nbytes) for name in ("h200", "p4de") for nbytes in (2**15, 2**20, 2**30)]
     yield f"| changed by a tenth | {' | '.join(f'{name}, {format_nbytes(nbytes)}' for name, nbytes in cases)} |"
-    yield "|---|" + "---|" * len(cases)
     for title, change in KNOBS.items():
         changes = (
             all_reduce_s(change(machines(name)), nbytes) / all_reduce_s(machines(name), nbytes) - 1
@@ -257,9 +252,9 @@ def knobs_table() -> Iterator[str]:
 
 def tables() -> dict[str, str]:
     """Return every table of the README by its name there."""
-    sized = {name: "\n".join(size_table(name)) for name in TABLES}
+    sized = {name: markdown_table(size_table(name)) for name in TABLES}
     others = {"summary": summary_table, "latency": latency_table, "tcp": tcp_table, "knobs": knobs_table}
-    return {**sized, **{name: "\n".join(table()) for name, table in others.items()}}
+    return {**sized, **{name: markdown_table(table()) for name, table in others.items()}}
 
 
 def main() -> None:

@@ -7,13 +7,12 @@ Rules: Zhang et al., Is Network the Bottleneck of Distributed Training?, NetAI 2
 and the measured times of the backward pass are in github.com/netx-repo/training-bottleneck, folder `simulation`.
 """
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from simdist.cost import price
-from simdist.report import write_tables
+from simdist.report import markdown_table, page_command
 from simdist.runs.building import build
 from simdist.scenario import Scenario, Tensor, Workload, load
 from simdist.schedules import Schedule
@@ -92,7 +91,6 @@ def measure_all() -> dict[str, Factors]:
 def published_table(measured: dict[str, Factors]) -> Iterator[str]:
     """Yield scaling factors by their rules and simulated ones, and the differences, for each cluster."""
     yield f"| workers | Gbit/s | their rules |{''.join(f' {label} | error |' for label in measured)}"
-    yield "|---|---|---|" + "---|---|" * len(measured)
     for n_workers, row in PUBLISHED.items():
         for link, (gbit_s, published) in enumerate(zip(GBIT_S, row, strict=True)):
             ours = (factors[n_workers][link] for factors in measured.values())
@@ -102,20 +100,12 @@ def published_table(measured: dict[str, Factors]) -> Iterator[str]:
 
 def tables(measured: dict[str, Factors]) -> dict[str, str]:
     """Return every table of the README by its name there."""
-    return {"published": "\n".join(published_table(measured))}
+    return {"published": markdown_table(published_table(measured))}
 
 
 def main() -> None:
     """Run the experiment."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the table into README.md")
-    arguments = parser.parse_args()
-    shown = tables(measure_all())
-    if arguments.write:
-        write_tables(HERE / "README.md", shown)
-    else:
-        print("Scaling factors of ResNet-50 on V100s\n")
-        print(shown["published"])
+    page_command(str(__doc__), HERE / "README.md", lambda: tables(measure_all()))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from simdist.cost.plain import linear_s, plain_ring_s
-from simdist.report import page_command
+from simdist.report import markdown_table, page_command
 from simdist.runs.building import simulate
 from simdist.scenario import Interference, Scenario, Workload, load, load_cluster, load_workload, presets
 
@@ -186,7 +186,6 @@ HEADINGS = "published, samples/s | simulated | linear | plain ring | error | int
 def tensor_cores_table() -> Iterator[str]:
     """Yield the rows of V100 and A100."""
     yield f"| machine | ResNet-50 | {HEADINGS}"
-    yield "|---|---|---|---|---|---|---|---|---|"
     for each in lines("tensor cores"):
         yield f"| {each.row.machine} | {each.row.note} | {cells(each)}"
 
@@ -194,7 +193,6 @@ def tensor_cores_table() -> Iterator[str]:
 def tensorflow_table() -> Iterator[str]:
     """Yield the rows of P100 and K80."""
     yield f"| machine | model, batch | GPUs | {HEADINGS}"
-    yield "|---|---|---|---|---|---|---|---|---|---|"
     for each in lines("tensorflow"):
         row = each.row
         yield f"| {row.machine} | {row.model}, {row.batch_size} | {row.n_gpus} | {cells(each)}"
@@ -203,7 +201,6 @@ def tensorflow_table() -> Iterator[str]:
 def lost_table() -> Iterator[str]:
     """Yield what machines lose with models that are not compared."""
     yield "| | machines and models | least | median | 95 % lose less than | most |"
-    yield "|---|---|---|---|---|---|"
     for precision, name in PRECISIONS.items():
         yield _lost_row(name, lost_elsewhere(precision))
     yield _lost_row("both", [share for each in PRECISIONS for share in lost_elsewhere(each)])
@@ -217,7 +214,6 @@ def _lost_row(name: str, shares: list[float]) -> str:
 def summary() -> Iterator[str]:
     """Yield how near the formulas and the simulator come, by family."""
     yield "| rows | median error: linear | plain ring | simulated | worst | within 10 % | inside the interval |"
-    yield "|---|---|---|---|---|---|---|"
     families = {
         "V100 and A100, single precision": [e for e in lines("tensor cores") if e.row.precision == "single"],
         "V100, A100, mixed precision": [e for e in lines("tensor cores") if e.row.precision == "mixed"],
@@ -239,10 +235,10 @@ def summary() -> Iterator[str]:
 def tables() -> dict[str, str]:
     """Return every table of the README by its name there."""
     return {
-        "summary": "\n".join(summary()),
-        "lost": "\n".join(lost_table()),
-        "tensor cores": "\n".join(tensor_cores_table()),
-        "tensorflow": "\n".join(tensorflow_table()),
+        "summary": markdown_table(summary()),
+        "lost": markdown_table(lost_table()),
+        "tensor cores": markdown_table(tensor_cores_table()),
+        "tensorflow": markdown_table(tensorflow_table()),
     }
 
 

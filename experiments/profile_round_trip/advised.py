@@ -26,7 +26,7 @@ import network  # noqa: E402
 import round_trip_jobs  # noqa: E402
 from round_trip_jobs import ADVISED, HSGD, LOCAL_4, LOCAL_8, RATE_BPS, SYNC, Case, Schedule  # noqa: E402
 
-from simdist.report import print_tables, write_tables  # noqa: E402
+from simdist.report import markdown_table, print_tables, write_tables  # noqa: E402
 from simdist.scenario import Scenario, load  # noqa: E402
 from simdist.stragglers.gains import find_gains  # noqa: E402
 
@@ -99,7 +99,6 @@ def tables(results: Sequence[Advice]) -> dict[str, str]:
     lines = [
         "| job | fastest of three | ms per step of `sync`, measured | of the schedule | speed-up, measured | predicted "
         "| `whatif`, 95 % | inside |",
-        "|---|---|---|---|---|---|---|---|",
     ]
     for each in results:
         times = " | ".join(f"{1e3 * median(seconds):.1f}" for seconds in (each.sync_s, each.measured_s))
@@ -117,7 +116,7 @@ def tables(results: Sequence[Advice]) -> dict[str, str]:
         f"interval; in {above} it is above it, in {len(results) - inside - above} below. The median interval is "
         f"{median(widths):.2f} wide."
     )
-    return {"advised summary": summary, "advised": "\n".join(lines)}
+    return {"advised summary": summary, "advised": markdown_table(lines)}
 
 
 def read() -> list[Advice]:

@@ -152,7 +152,6 @@ def timing_table(results: Sequence[Result]) -> Iterator[str]:
         "| job | schedule | ms per step, measured | predicted | error | speed-up, measured | predicted | error "
         "| `whatif`, 95 % |"
     )
-    yield "|---|---|---|---|---|---|---|---|---|"
     for result in results:
         for timing in result.timings:
             line = (
@@ -171,7 +170,6 @@ def timing_table(results: Sequence[Result]) -> Iterator[str]:
 def profiler_table(results: Sequence[Result]) -> Iterator[str]:
     """Yield what the profiler costs: steps of sync with it and without it."""
     yield "| job | ms per step of `sync`: not profiled | profiled | predicted | error against profiled |"
-    yield "|---|---|---|---|---|"
     for result in results:
         sync = result.timings[0]
         windows = ", ".join(f"{1e3 * each:.1f}" for each in sync.measured_s)
@@ -184,7 +182,6 @@ def profiler_table(results: Sequence[Result]) -> Iterator[str]:
 def sharded_table(results: Sequence[Result]) -> Iterator[str]:
     """Yield steps of jobs under `fully_shard`."""
     yield "| job | schedule | ms per step: not profiled | profiled | predicted | error | error against profiled |"
-    yield "|---|---|---|---|---|---|---|"
     for result in results:
         timing = result.timings[0]
         windows = ", ".join(f"{1e3 * each:.1f}" for each in timing.measured_s)
@@ -209,7 +206,6 @@ def computing_table(results: Sequence[Result]) -> Iterator[str]:
         "| job | schedule | ms per step without an exchange: from the traces of `sync` | profiled | not profiled "
         "| step, predicted - measured, ms | for the profiler | for computing beside exchanges | for the rest |"
     )
-    yield "|---|---|---|---|---|---|---|---|---|"
     for result in results:
         if result.computing is None:
             continue
@@ -225,7 +221,6 @@ def computing_table(results: Sequence[Result]) -> Iterator[str]:
 def straggler_table(results: Sequence[Result]) -> Iterator[str]:
     """Yield every delay that was injected or found."""
     yield "| job | kind | rank | step | injected, ms | found, ms | error |"
-    yield "|---|---|---|---|---|---|---|"
     for result in results:
         for each in result.delays:
             step = "all" if each.step is None else each.step

@@ -15,7 +15,7 @@ Nothing else should compute on the machine meanwhile.
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from round_trip_jobs import CASES, CONVNETS, LOCAL_8, SHARDED, TINY, TINY_SHARDE
 
 from simdist.engines.observers import WholeTrace  # noqa: E402
 from simdist.engines.run import run as run_engine  # noqa: E402
-from simdist.report import print_tables, write_tables  # noqa: E402
+from simdist.report import markdown_table, print_tables, write_tables  # noqa: E402
 from simdist.runs.building import build, delays  # noqa: E402
 from simdist.scenario import Scenario, load  # noqa: E402
 from simdist.stragglers.gains import find_gains  # noqa: E402
@@ -144,29 +144,24 @@ def recorded(cases: Sequence[Case]) -> list[Result]:
 def tables(asleep: Sequence[Result], convnets: Sequence[Result]) -> dict[str, str]:
     """Return the tables of jobs that are not sharded by their names in the README."""
     return {
-        "summary": lines(kept.summary(asleep, convnets)),
-        "timings": lines(kept.timing_table(asleep)),
-        "computing": lines(kept.computing_table([*asleep, *convnets])),
-        "profiler": lines(kept.profiler_table(asleep)),
-        "stragglers": lines(kept.straggler_table(asleep)),
-        "convnet": lines(kept.timing_table(convnets)),
-        "convnet profiler": lines(kept.profiler_table(convnets)),
-        "convnet stragglers": lines(kept.straggler_table(convnets)),
+        "summary": "\n".join(kept.summary(asleep, convnets)),
+        "timings": markdown_table(kept.timing_table(asleep)),
+        "computing": markdown_table(kept.computing_table([*asleep, *convnets])),
+        "profiler": markdown_table(kept.profiler_table(asleep)),
+        "stragglers": markdown_table(kept.straggler_table(asleep)),
+        "convnet": markdown_table(kept.timing_table(convnets)),
+        "convnet profiler": markdown_table(kept.profiler_table(convnets)),
+        "convnet stragglers": markdown_table(kept.straggler_table(convnets)),
     }
 
 
 def sharded_tables(results: Sequence[Result]) -> dict[str, str]:
     """Return the tables of sharded jobs by their names in the README."""
     return {
-        "sharded summary": lines(kept.sharded_summary(results)),
-        "sharded": lines(kept.sharded_table(results)),
-        "sharded stragglers": lines(kept.straggler_table(results)),
+        "sharded summary": "\n".join(kept.sharded_summary(results)),
+        "sharded": markdown_table(kept.sharded_table(results)),
+        "sharded stragglers": markdown_table(kept.straggler_table(results)),
     }
-
-
-def lines(table: Iterator[str]) -> str:
-    """Return a table as one text."""
-    return "\n".join(table)
 
 
 def run_tiny(case: Case, folder: Path) -> Result:
@@ -205,7 +200,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             result = run_tiny(TINY_SHARDED if arguments.sharded else TINY, Path(folder))
         table = kept.sharded_table if arguments.sharded else kept.timing_table
-        print_tables({"timings": lines(table([result]))})
+        print_tables({"timings": markdown_table(table([result]))})
         return 0
     missing = network.missing()
     if missing and not (arguments.tables or arguments.again):

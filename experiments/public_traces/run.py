@@ -21,6 +21,8 @@ from typing import Any
 
 from oracle import Shown, shown
 
+from simdist.report import markdown_table, print_tables, write_tables
+
 HERE = Path(__file__).resolve().parent
 README = HERE / "README.md"
 PUBLIC = ("nccl_data", "negative_queue_rank0", "resnet50_1gpu", "sampled_rank-0", "sampled_rank-1")
@@ -111,27 +113,21 @@ def _columns(of: Shown) -> dict[str, float]:
 
 def times_table(rows: Iterable[tuple[str, Told, Shown]]) -> str:
     """Return the table of times, in milliseconds per step: what simdist says / what the JSON shows."""
-    lines = [
-        "| trace | marks | device step | computing | exposed | copies | idle | host ahead |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    lines = ["| trace | marks | device step | computing | exposed | copies | idle | host ahead |"]
     for name, told, of in rows:
         both = [f"{_ms(told.seconds.get(key))} / {_ms(value)}" for key, value in _columns(of).items()]
         lines.append(f"| {' | '.join([name, _ms(of.mark_s), *both, f'{_ms(told.ahead_s)} / {_ms(of.behind_s)}'])} |")
-    return "\n".join(lines) + "\n"
+    return markdown_table(lines)
 
 
 def conclusions_table(rows: Iterable[tuple[str, Told, Shown]]) -> str:
     """Return the table of what simdist concludes."""
-    lines = [
-        "| trace | bound by | stragglers | machines | all_to_alls a step | not modelled |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = ["| trace | bound by | stragglers | machines | all_to_alls a step | not modelled |"]
     for name, told, of in rows:
         counts = f"{told.all_to_alls:.3g} / {of.collectives.get('all_to_all', 0.0):.3g}"
         cells = [name, told.bound, str(told.stragglers), told.machines, counts, told.left_out or "-"]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return markdown_table(lines)
 
 
 def _ms(seconds: float | None) -> str:
@@ -151,13 +147,9 @@ def main() -> int:
         sys.exit(f"{options.folder}: holds no .json or .json.gz")
     tables = {"times": times_table(rows), "conclusions": conclusions_table(rows)}
     if options.write:
-        text = README.read_text(encoding="utf-8")
-        for name, table in tables.items():
-            before, _, rest = text.partition(f"<!-- table {name} -->\n")
-            text = f"{before}<!-- table {name} -->\n{table}<!-- end -->{rest.partition('<!-- end -->')[2]}"
-        README.write_text(text, encoding="utf-8")
+        write_tables(README, tables)
     else:
-        print(*tables.values(), sep="\n")
+        print_tables(tables)
     off = [
         f"{name}: {key} {_ms(told.seconds.get(key))} ms, the JSON shows {_ms(value)} ms"
         for name, told, of in rows

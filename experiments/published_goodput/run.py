@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-from simdist.report import page_command
+from simdist.report import markdown_table, page_command
 from simdist.scenario import load
 from simdist.scenario.sampling import run_seeds
 from simdist.studies.comparison import steps_in
@@ -86,6 +86,7 @@ def rows() -> tuple[Row, ...]:
     )
 
 
+@cache
 def simulated(name: str, answer: str) -> float:
     """Return an answer of the simulator, as `simdist goodput` gives it: the mean over seeds."""
     scenario = load(HERE / "scenarios" / f"{name}.yaml")
@@ -117,14 +118,13 @@ def simulated(name: str, answer: str) -> float:
 def table() -> Iterator[str]:
     """Yield the lines of the table."""
     yield "| job | | published | simulated | error | the source leaves open |"
-    yield "|---|---|---|---|---|---|"
     for each in rows():
         yield f"| {' | '.join(each.cells())} |"
 
 
 def tables() -> dict[str, str]:
     """Return every table of the README by its name there."""
-    return {"rows": "\n".join(table())}
+    return {"rows": markdown_table(table())}
 
 
 if __name__ == "__main__":

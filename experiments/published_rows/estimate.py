@@ -89,7 +89,8 @@ def distribution(residuals: Iterable[Residual], name: str) -> NDArray[np.float64
 def weighted(residuals: Sequence[Residual], name: str) -> list[tuple[Residual, float]]:
     """Return the residuals that a class learns from, with their weights; the sum of a family of the class is 1."""
     inside = _members(residuals, name)
-    outside = [each for each in residuals if each not in inside and ALONE.isdisjoint(each.classes)]
+    known = set(inside)
+    outside = [each for each in residuals if each not in known and ALONE.isdisjoint(each.classes)]
     found: list[tuple[Residual, float]] = []
     for some, total in ((inside, None), (outside, OTHERS)):
         n_rows = Counter(each.family for each in some)

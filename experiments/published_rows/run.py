@@ -30,7 +30,7 @@ import storages
 from decisions import WITH_HOST, Decision, decisions
 from estimate import Residual
 
-from simdist.report import page_command
+from simdist.report import markdown_table, page_command
 from simdist.scenario import Cluster, Interference
 from simdist.studies.comparison import row
 from simdist.studies.draws import with_draws
@@ -333,13 +333,11 @@ def cells(lines: Sequence[Line]) -> str:
 
 
 HEADINGS = "rows | median error | errors | linear | plain ring | PyTorch | held | width |"
-DASHES = "---|---|---|---|---|---|---|---|"
 
 
 def kinds_table() -> Iterator[str]:
     """Yield a line for each kind."""
     yield f"| kind | {HEADINGS}"
-    yield f"|---|{DASHES}"
     for title, lines in by(saved(), group).items():
         yield f"| {title} | {cells(lines)}"
     training = [line for line in saved() if is_training(line)]
@@ -370,7 +368,6 @@ def _is_alike(line: Line) -> bool:
 def families_table() -> Iterator[str]:
     """Yield a line for each family and kind."""
     yield f"| family | kind | {HEADINGS}"
-    yield f"|---|---|{DASHES}"
     for title, lines in by(saved(), lambda line: f"{line.family} | {group(line)}").items():
         yield f"| {title} | {cells(lines)}"
 
@@ -378,7 +375,6 @@ def families_table() -> Iterator[str]:
 def host_table() -> Iterator[str]:
     """Yield how near all-reduces are whose host was queued ahead or waited."""
     yield "| GPUs | calls | rows | median error: below 64 KiB | to 64 MiB | above | held |"
-    yield "|---|---|---|---|---|---|---|"
     for how in HOSTS:
         found = by((line for line in saved() if line.name.endswith(f", {how}")), lambda line: line.family)
         for family, lines in found.items():
@@ -394,7 +390,6 @@ def host_table() -> Iterator[str]:
 def worse_table() -> Iterator[str]:
     """Yield the families that a formula predicts better."""
     yield "| family | kind | rows | simulated | linear | plain ring |"
-    yield "|---|---|---|---|---|---|"
     for title, lines in by(saved(), lambda line: f"{line.family} | {group(line)}").items():
         ours, linear, ring = (
             median(abs(line.error(of(line))) for line in lines)
@@ -410,7 +405,6 @@ def doubts_table() -> Iterator[str]:
     """Yield the 5 % and 95 % quantiles of each class."""
     document = json.loads(DOUBTS.read_text(encoding="utf-8"))
     yield "| kind | hardware | rows | families | 5 % | median | 95 % |"
-    yield "|---|---|---|---|---|---|---|"
     for kind, classes in document["training"].items():
         for name, entry in classes.items():
             yield f"| {kind} | {name or 'all'} | {entry['rows']} | {entry['families']} | {_ends(entry['logs'][0])}"
@@ -432,7 +426,6 @@ def _ends(logs: Sequence[float]) -> str:
 def decisions_table() -> Iterator[str]:
     """Yield by family how many decisions are clear, and right."""
     yield "| measured | decisions | clear | of these right |"
-    yield "|---|---|---|---|"
     by_family: dict[str, list[Decision]] = defaultdict(list)
     for each in saved_decisions():
         by_family[each.family].append(each)
@@ -451,11 +444,12 @@ def tables() -> dict[str, str]:
         "decisions": decisions_table,
         "host": host_table,
         "doubts": doubts_table,
+        "curves": batches.curves_table,
         "batches": batches.table,
         "worse": worse_table,
         "families": families_table,
     }
-    return {name: "\n".join(table()) for name, table in every.items()}
+    return {name: markdown_table(table()) for name, table in every.items()}
 
 
 def main() -> None:

@@ -74,7 +74,6 @@ def solved_bandwidth_Bps() -> float:
 def deferred_table() -> Iterator[str]:
     """Yield the seconds of a step: measured, simulated, and computation + exposed all-reduces."""
     yield "| micro-batches | all-reduce | measured, s | simulated, s | error | sum, s |"
-    yield "|---|---|---|---|---|---|"
     for (micro_batches, all_reduce), measured in PUBLISHED.items():
         simulated = step_s(solved_bandwidth_Bps(), micro_batches, all_reduce)
         n_exposed = micro_batches if all_reduce == "each" else 1

@@ -151,7 +151,6 @@ def memory_table() -> Iterator[str]:
         "| source | GPUs | batch | published, GiB | parameters, optimizer | gradients | units, buffers | activations "
         "| simulated peak | error | with reduced gradients | error |"
     )
-    yield "|---|---|---|---|---|---|---|---|---|---|---|---|"
     for row in ROWS:
         scenario = row.scenario()
         built = build(scenario, scenario.schedules[0])

@@ -131,7 +131,6 @@ def _is_like(one: Published, other: Published) -> bool:
 def steps_table() -> Iterator[str]:
     """Yield the rows of the site: errors of the rate, and intervals. The step is open, and then it is measured."""
     yield "| model | GPUs | batch | sharding | measured | open | held | error | inside |"
-    yield "|---|---|---|---|---|---|---|---|---|"
     for one, other in zip(lines(SITE), lines(SITE, ring_step()), strict=True):
         row = one.row
         told = ["told by it", ""] if _traits(row) == MEASURED else [f"{other.error:+.1%}", _yes(other.is_held)]
@@ -142,7 +141,6 @@ def steps_table() -> Iterator[str]:
 def large_table() -> Iterator[str]:
     """Yield how near rows of many GPUs are that gather over all of them, without and with the measured step."""
     yield "| FULL_SHARD on 128 GPUs and more | rows | median error | worst | in the interval |"
-    yield "|---|---|---|---|---|"
     for title, step in (("open", ""), (f"one measured row: {ring_step()}", ring_step())):
         found = [each for each in lines(SITE, step) if each.is_large]
         errors = [each.error for each in found]
@@ -210,7 +208,6 @@ def decided() -> list[tuple[Pair, Pair | None]]:
 def pairs_table() -> Iterator[str]:
     """Yield the pairs, and how many verdicts on those that differ by 5 % are clear and right."""
     yield "| model | GPUs | batch | measured | open | verdict | with the measured step | verdict |"
-    yield "|---|---|---|---|---|---|---|---|"
     counted: tuple[list[str], list[str]] = ([], [])
     for one, other in decided():
         row = one.row

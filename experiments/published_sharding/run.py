@@ -17,7 +17,7 @@ from rates_of_rows import Prediction, families, is_alike, predictions
 from ring_steps import large_table, pairs_table, steps_table
 from sharded_doubt import RESIDUALS, doubt_table, residuals_text
 
-from simdist.report import page_command
+from simdist.report import markdown_table, page_command
 
 HERE = Path(__file__).parent
 NEAR = 0.1
@@ -25,7 +25,6 @@ SUMMARY_HEAD = (
     "| rows | n | median | worst | within 10 % | linear: median | within 10 % | sum: median | within 10 % "
     "| nearer than linear | than the sum | than both |"
 )
-SUMMARY_DASHES = "|---|---|---|---|---|---|---|---|---|---|---|---|"
 
 
 @cache
@@ -42,7 +41,6 @@ def table_name(family: str) -> str:
 def rows_table(family: str) -> Iterator[str]:
     """Yield the rows of a family."""
     yield "| model | GPUs | batch | sequence | measured | simulated | error | linear | sum |"
-    yield "|---|---|---|---|---|---|---|---|---|"
     for each in predicted(family):
         row = each.row
         passes = f" x {row.micro_batches}" if row.micro_batches > 1 else ""
@@ -79,7 +77,6 @@ SHARERS = {"zero1": "all", "zero1-node": "a machine"}
 def degrees_table() -> Iterator[str]:
     """Yield by how much sharing the optimizer's state within a machine is faster than among all GPUs."""
     yield "| GPUs | measured | simulated | linear | sum |"
-    yield "|---|---|---|---|---|"
     found = predicted("InternEvo")
     for gpus in sorted({each.row.gpus for each in found}):
         among_all, in_machine = (
@@ -98,7 +95,6 @@ def percent(error: float) -> str:
 def summary_table() -> Iterator[str]:
     """Yield how near each family comes, without the rows that were calibrated on."""
     yield SUMMARY_HEAD
-    yield SUMMARY_DASHES
     every: list[Prediction] = []
     for family in families():
         found = [each for each in predicted(family) if each.row is not each.base]
@@ -120,7 +116,6 @@ def hidden_table() -> Iterator[str]:
     Without, that is the simulator. If all is paid, that is the sum. Seconds are interpolated between both.
     """
     yield f"| rows | n | {' | '.join(f'{paid:.0%}' for paid in PAID)} |"
-    yield f"|---|---|{'---|' * len(PAID)}"
     few = [each for each in predicted("Leonardo") if each.row.sharding == "hybrid" and each.row.gpus <= 64]
     families_of = {name: predicted(name) for name in ("llm-foundry H100", "llm-foundry A100", "InternEvo")}
     for name, found in {**families_of, "Leonardo, HSDP on up to 64 GPUs": few}.items():
@@ -138,7 +133,6 @@ def error_if_paid(each: Prediction, paid: float) -> float:
 def twins_table() -> Iterator[str]:
     """Yield seconds of the steps of InternEvo that were measured with activation checkpointing and without."""
     yield "| GPUs | tokens of a step | measured: without | with | with / without | simulated: with / without |"
-    yield "|---|---|---|---|---|---|"
     without = {(each.row.gpus, each.row.tokens): each for each in predicted("InternEvo packed")}
     for other in predicted("InternEvo checkpointing"):
         row = other.row
@@ -156,7 +150,6 @@ OTHER_NETWORKS = {"YaFSDP": "50 Gbit/s", "llm-foundry H100": "200 Gbit/s"}
 def networks_table() -> Iterator[str]:
     """Yield how near a family comes if the network is a slower one, where the source does not state it."""
     yield SUMMARY_HEAD
-    yield SUMMARY_DASHES
     for family, bandwidth in OTHER_NETWORKS.items():
         found = [each for each in predictions(family, network=bandwidth) if each.row is not each.base]
         yield summary_row(f"{family}, 8 x {bandwidth}", found)
@@ -183,20 +176,20 @@ def near(errors: Sequence[float]) -> str:
 
 def tables() -> dict[str, str]:
     """Return every table of the README by its name there."""
-    by_family = {table_name(family): "\n".join(rows_table(family)) for family in families()}
+    by_family = {table_name(family): markdown_table(rows_table(family)) for family in families()}
     return {
-        "summary": "\n".join(summary_table()),
+        "summary": markdown_table(summary_table()),
         **by_family,
-        "degrees": "\n".join(degrees_table()),
-        "hidden": "\n".join(hidden_table()),
-        "twins": "\n".join(twins_table()),
-        "deferred": "\n".join(deferred_table()),
-        "networks": "\n".join(networks_table()),
-        "steps": "\n".join(steps_table()),
-        "pairs": "\n".join(pairs_table()),
-        "large": "\n".join(large_table()),
-        "doubt": "\n".join(doubt_table()),
-        "memory": "\n".join(memory_table()),
+        "degrees": markdown_table(degrees_table()),
+        "hidden": markdown_table(hidden_table()),
+        "twins": markdown_table(twins_table()),
+        "deferred": markdown_table(deferred_table()),
+        "networks": markdown_table(networks_table()),
+        "steps": markdown_table(steps_table()),
+        "pairs": markdown_table(pairs_table()),
+        "large": markdown_table(large_table()),
+        "doubt": markdown_table(doubt_table()),
+        "memory": markdown_table(memory_table()),
     }
 
 

@@ -75,7 +75,6 @@ def table_without(family: str) -> Mapping[str, Any]:
 def doubt_table() -> Iterator[str]:
     """Yield by source: rows, the ends of the distribution of the others, and how many rows they hold."""
     yield "| source | rows | others: 5 % | 95 % | held |"
-    yield "|---|---|---|---|---|"
     found: dict[str, list[Residual]] = {}
     for each in sharded_rows.residuals():
         found.setdefault(each.family, []).append(each)

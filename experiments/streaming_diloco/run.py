@@ -16,7 +16,7 @@ from simdist.cost import price
 from simdist.engines.observers import WholeTrace
 from simdist.engines.run import run
 from simdist.plan import Plan
-from simdist.report import page_command
+from simdist.report import markdown_table, page_command
 from simdist.scenario.cluster import Cluster, Device, Link
 from simdist.scenario.workload import Tensor, Workload
 from simdist.schedules import Job, Schedule, Sync
@@ -129,7 +129,6 @@ def lines() -> list[Line]:
 def rows() -> Iterator[str]:
     """Yield the rows of the table of bandwidths."""
     yield "| model | method | utilization | published, Gbit/s | needed here | on the published grid | error |"
-    yield "|---|---|---|---|---|---|---|"
     for each in lines():
         yield (
             f"| {each.model} | {each.method} | {each.utilization:.0%} | {each.published} | {each.needed:.3g} | "
@@ -140,7 +139,6 @@ def rows() -> Iterator[str]:
 def reductions() -> Iterator[str]:
     """Yield the rows of how much less bandwidth a method needs than data parallelism."""
     yield "| model | method | utilization | published | here | error |"
-    yield "|---|---|---|---|---|---|"
     of = {(each.model, each.method, each.utilization): each for each in lines()}
     for each in lines():
         if each.method != "Data-Parallel" and each.utilization in (0.5, 0.8, 0.95):
@@ -155,7 +153,6 @@ def reductions() -> Iterator[str]:
 def summary() -> Iterator[str]:
     """Yield how far off each method is."""
     yield "| method | rows | median error | at utilizations up to 90 % | at 95 and 99 % |"
-    yield "|---|---|---|---|---|"
     for method in METHODS:
         own = [each for each in lines() if each.method == method]
         low = [abs(each.error) for each in own if each.utilization <= 0.9]
@@ -167,7 +164,8 @@ def summary() -> Iterator[str]:
 def tables() -> dict[str, str]:
     """Return the tables of the README by name."""
     return {
-        name: "\n".join(of()) for name, of in (("summary", summary), ("bandwidth", rows), ("reduction", reductions))
+        name: markdown_table(of())
+        for name, of in (("summary", summary), ("bandwidth", rows), ("reduction", reductions))
     }
 
 

@@ -46,7 +46,7 @@ from simdist.learning.curves import parse_target  # noqa: E402
 from simdist.learning.summary import Learned  # noqa: E402
 from simdist.learning.timing import TimedSchedule, timed  # noqa: E402
 from simdist.learning.training import Training, describe, train  # noqa: E402
-from simdist.report import print_tables, write_tables  # noqa: E402
+from simdist.report import markdown_table, print_tables, write_tables  # noqa: E402
 from simdist.runs import run_directory  # noqa: E402
 from simdist.runs.building import build, delays  # noqa: E402
 from simdist.scenario import Cluster, Scenario, load  # noqa: E402
@@ -253,7 +253,6 @@ def tables(results: Sequence[Result]) -> dict[str, str]:
     lines = [
         "| cluster | task | schedule | steps to target, predicted | measured | seconds, predicted | measured | error "
         "| ms per step, predicted | measured | losses differ by |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for each in results:
         steps = " | ".join("never" if number is None else f"{number}" for number in each.steps)
@@ -262,7 +261,7 @@ def tables(results: Sequence[Result]) -> dict[str, str]:
         per_step = " | ".join(f"{1e3 * number:.1f}" for number in each.step_s)
         row = f"{each.shape} | {each.task} | `{each.schedule}` | {steps} | {seconds} | {error}"
         lines.append(f"| {row} | {per_step} | {each.loss_error:.1g} |")
-    return {"summary": summary, "runs": "\n".join(lines)}
+    return {"summary": summary, "runs": markdown_table(lines)}
 
 
 def _order(results: Sequence[Result], shape: str, task: str) -> tuple[int, int]:

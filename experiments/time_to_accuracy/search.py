@@ -23,7 +23,7 @@ from simdist.learning.curves import parse_target
 from simdist.learning.summary import train_schedules
 from simdist.learning.training import Trainer, describe
 from simdist.machine import n_cores
-from simdist.report import print_tables, write_tables
+from simdist.report import markdown_table, print_tables, write_tables
 from simdist.scenario import load
 from simdist.tuning import Constraints, Extras, TuneOptions
 from simdist.tuning.racing import race, simulate_entrants
@@ -120,13 +120,12 @@ def tables(results: list[Search]) -> dict[str, str]:
     lines = [
         "| task | target | candidates | reach it | steps trained | of all | given up | found | s | best of all | s |"
     ]
-    lines.append("|---|---|---|---|---|---|---|---|---|---|---|")
     for each in results:
         ours, every = each.steps
         cells = f"| {each.task} | {each.target} | {each.n_entrants} | {each.n_reach} | {ours:,} | {ours / every:.0%} "
         named = f"| {each.n_fell} | `{each.found}` | {each.found_s:.2f} | `{each.best}` | {each.best_s:.2f} |"
         lines.append(cells + named)
-    return {"search": "\n".join(lines)}
+    return {"search": markdown_table(lines)}
 
 
 def recorded() -> list[Search]:

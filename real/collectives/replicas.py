@@ -36,7 +36,7 @@ class ReplicaGroups:
 
     Args:
         rank: This rank.
-        timeout_s: Limit of a collective.
+        timeout_s: After which the membership gives a collective up.
         reach: Opens a connection to the store of the job.
     """
 
@@ -56,7 +56,7 @@ class ReplicaGroups:
             begin_s = time.monotonic()
             place = members.ranks.index(self.rank)
             store = PrefixStore(f"group/{members.number}", self.reach())
-            limit = timedelta(seconds=self.timeout_s)
+            limit = timedelta(seconds=2 * self.timeout_s)  # the membership's own time-out is first
             group: _Group = dist.ProcessGroupGloo(store, place, len(members.ranks), limit)
             one = torch.zeros(1)
             group.allreduce([one]).wait()

@@ -10,14 +10,16 @@ torchrun starts all ranks again when one has failed. What an attempt leaves outl
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import final
 
 from real.checkpoints.planned import CheckpointFiles
+from real.execution.failing import FailingProgram, FailNode
 from real.processes.launch import Connection
+from real.programs.base import Program
 from real.recording.recorder import gather_salvaged
 from real.recording.timing import now_s, sleep_s
 from simdist.errors import RunError, naming_file
@@ -64,11 +66,6 @@ class PerformedAttempt:
         """This rank."""
         return self.connection.place.rank
 
-    @property
-    def most_hang_s(self) -> float:
-        """Seconds after which a hang that nobody has found ends by itself."""
-        return _HANG_TIMEOUTS * self.connection.timeout_s
-
     @contextmanager
     def loading(self) -> Iterator[None]:
         """Measure how long the checkpoint takes to load."""
@@ -105,6 +102,27 @@ class PerformedAttempt:
                 file.write(with_checksum(record))
             sync(path)
 
+    def failing(
+        self,
+        program: Program,
+        fail_node: FailNode | None,
+        *,
+        note: Callable[[int, int], None] | None = None,
+        begins: Callable[[int], None] | None = None,
+    ) -> FailingProgram:
+        """Return a program whose rank fails as is due; the arguments are those of `FailingProgram`."""
+        return FailingProgram(
+            program,
+            self.due,
+            self.connection.guard.failed,
+            note=note or self.note_failure,
+            await_saved=self.await_saved,
+            most_hang_s=_HANG_TIMEOUTS * self.connection.timeout_s,
+            saving=saving_ops(self.plan),
+            begins=begins,
+            fail_node=fail_node,
+        )
+
     def await_saved(self, step: int, is_planned: bool) -> None:
         """Wait for the files of the newest checkpoint before a step.
 
@@ -138,11 +156,7 @@ class PerformedAttempt:
         assert this.began_s is not None
         this = replace(this, ended_s=this.began_s + last.makespan_s)
         self._save(replace(self.log, attempts=(*before, this), run=last.run))
-        paths = [self.folder / attempt_trace_name(number) for number in range(len(before))]
-        earlier = [
-            (each.first_step, Trace.load(path)) for each, path in zip(before, paths, strict=True) if path.exists()
-        ]
-        return join_attempts([*earlier, (self.first_step, last)])
+        return with_earlier(self.folder, self.log, last)
 
     def forget(self) -> None:
         """Delete what only a next attempt would need."""
@@ -199,22 +213,40 @@ def begin_attempt(
     answers = [json.loads(text) for text in connection.exchange("failures and checkpoints", json.dumps(mine))]
     found = [MetFailure(**each) for answer in answers for each in answer["met"]]
     met = {each.number: each for each in sorted(found, key=lambda each: (each.number, -each.at_s))}
-    ended = [number for number in met if failures[number].ends_attempt]
-    if n_before and ended and (limit := failures[max(ended)].resume_before) is not None:
+    if n_before and (limit := trusted_before(failures, met)) is not None:
         distrust(files, limit)
         for answer in answers:
             answer["steps"] = [step for step in answer["steps"] if step + 1 < limit]
     first_step = step_after_saved(plan, [answer["steps"] for answer in answers])
     attempt = MeasuredAttempt(first_step, launched_s(), started_s, connected_s)
     log = replace(log, attempts=(*log.attempts, attempt), met=tuple(met.values()))
-    due = [
-        (number, each)
-        for number, each in enumerate(failures)
-        if each.attempt == len(ended) and number not in met and rank in each.ranks
-    ]
-    performed = PerformedAttempt(folder, plan, connection, files, log, due, first_step)
+    performed = PerformedAttempt(folder, plan, connection, files, log, due_on(rank, failures, met), first_step)
     performed._save(log)
     return performed
+
+
+def due_on(rank: int, failures: Sequence[StepFailure], met: Collection[int]) -> list[tuple[int, StepFailure]]:
+    """Return the failures that are to strike a rank, each with its number, after those that have been met."""
+    n_ended = len({failures[number].attempt for number in met if failures[number].ends_attempt})
+    return [
+        (number, each)
+        for number, each in enumerate(failures)
+        if each.attempt == n_ended and number not in met and rank in each.ranks
+    ]
+
+
+def trusted_before(failures: Sequence[StepFailure], met: Collection[int]) -> int | None:
+    """Return the step from which on checkpoints are corrupt; None if none is."""
+    ended = [number for number in met if failures[number].ends_attempt]
+    return failures[max(ended)].resume_before if ended else None
+
+
+def with_earlier(folder: Path, log: AttemptLog, last: Trace) -> Trace:
+    """Return the trace of the newest attempt of a log, joined to the kept traces of those before."""
+    *before, this = log.attempts
+    paths = [folder / attempt_trace_name(number) for number in range(len(before))]
+    earlier = [(each.first_step, Trace.load(path)) for each, path in zip(before, paths, strict=True) if path.exists()]
+    return join_attempts([*earlier, (this.first_step, last)])
 
 
 def launched_s() -> float:

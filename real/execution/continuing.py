@@ -10,7 +10,6 @@ checkpoint. What is known of a run is in the store of the job, and the first ran
 
 import json
 import math
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -29,12 +28,14 @@ from real.execution.attempts import (
     PerformedAttempt,
     clear,
     distrust,
+    due_on,
     launched_s,
-    saving_ops,
     step_after_saved,
+    trusted_before,
+    with_earlier,
 )
 from real.execution.executor import Executor
-from real.execution.failing import FailingProgram, FailNode
+from real.execution.failing import FailNode
 from real.execution.running import ProgramSpec, RunReport, report_on
 from real.execution.streams import Lanes
 from real.processes.membership import Members, Met, ReadyProcess, ReplicaConnection
@@ -63,7 +64,6 @@ from simdist.traces.attempts import (
     MetFailure,
     Pause,
     attempt_trace_name,
-    join_attempts,
     without_absences,
 )
 from simdist.traces.trace import Trace
@@ -138,11 +138,11 @@ class ContinuedRun:
 
     # ---------------------------------------------------------------- the store
 
-    def _met(self) -> list[MetFailure]:
-        """Return the failures that have struck, in the order of the run."""
+    def _met(self) -> dict[int, MetFailure]:
+        """Return the failures that have struck by number, in the order of the run."""
         store = self.replica.connection.store
-        found = [store.get(f"met/{number}") for number in range(len(self.failures))]
-        return [MetFailure(**json.loads(text)) for text in found if text]
+        found = {number: store.get(f"met/{number}") for number in range(len(self.failures))}
+        return {number: MetFailure(**json.loads(text)) for number, text in found.items() if text}
 
     def _note_failure(self, number: int, step: int) -> None:
         """Note that a failure strikes this rank."""
@@ -154,7 +154,7 @@ class ContinuedRun:
     def _log(self) -> AttemptLog:
         text = self.replica.connection.store.get("log")
         log = AttemptLog() if text is None else AttemptLog.loads(text)
-        return replace(log, met=tuple(self._met()))
+        return replace(log, met=tuple(self._met().values()))
 
     def _save(self, log: AttemptLog) -> None:
         self.replica.connection.store.set("log", log.dumps())
@@ -162,14 +162,9 @@ class ContinuedRun:
 
     def _first_step(self, come: Mapping[int, ReadyProcess]) -> int:
         """Return the step after the newest checkpoint that all who come have."""
-        limit = self._trusted_before(self._met())
+        limit = trusted_before(self.failures, self._met())
         saved = [[step for step in come[rank].saved if limit is None or step + 1 < limit] for rank in sorted(come)]
         return step_after_saved(self.plan, saved)
-
-    def _trusted_before(self, met: Sequence[MetFailure]) -> int | None:
-        """Return the step from which on checkpoints are corrupt; None if none is."""
-        ended = [each.number for each in met if self.failures[each.number].ends_attempt]
-        return self.failures[max(ended)].resume_before if ended else None
 
     # ---------------------------------------------------------------- begin, and join
 
@@ -179,7 +174,7 @@ class ContinuedRun:
         membership.together("meet", self._groups.of)
         connected_s = time.time()
         self._keep_attempt_before(members)
-        if (limit := self._trusted_before(self._met())) is not None:
+        if (limit := trusted_before(self.failures, self._met())) is not None:
             distrust(self.files, limit)
         self.files.delete_old()
         prepared = self._prepared(members.first_step)
@@ -252,22 +247,11 @@ class ContinuedRun:
         membership = self.replica.membership
         write_part(self.parts, RecordedPart(self.rank, self.plan.digest(), start_s))
         world = ReplicaWorld(self.plan, membership, self._groups, members.first_step, self._note_mean)
-        met = {each.number for each in self._met()}
-        n_ended = sum(self.failures[number].ends_attempt for number in met)
-        due = [
-            (number, each)
-            for number, each in enumerate(self.failures)
-            if each.attempt == n_ended and number not in met and self.rank in each.ranks
-        ]
-        program = FailingProgram(
+        prepared.attempt.due = due_on(self.rank, self.failures, self._met())
+        program = prepared.attempt.failing(
             prepared.program,
-            due,
-            connection.guard.failed,
+            self.fail_node,
             note=self._note_failure,
-            await_saved=prepared.attempt.await_saved,
-            most_hang_s=prepared.attempt.most_hang_s,
-            saving=saving_ops(self.plan),
-            fail_node=self.fail_node,
             begins=lambda step: self._begin_step(step, world, prepared.program),
         )
         executor = Executor(
@@ -368,20 +352,16 @@ class ContinuedRun:
             buffers_nbytes=(executor.peak_nbytes,),
             selections=transforms.selections(self.plan, prepared.memory),
         )
-        report = replace(report, hosts=(socket.gethostname(),))
         trace = replace(trace, run=report.run)
         *before, this = log.attempts
         assert this.began_s is not None
         pauses_s = math.fsum(each.length_s for each in log.pauses if each.begin_s >= this.began_s)
         this = replace(this, ended_s=this.began_s + trace.makespan_s + pauses_s)
-        self._save(replace(log, attempts=(*before, this), run=report.run))
+        log = replace(log, attempts=(*before, this), run=report.run)
+        self._save(log)
         for rank in range(self.plan.world_size):
             forget(self.parts, rank)
-        paths = [self.folder / attempt_trace_name(number) for number in range(len(before))]
-        earlier = [
-            (each.first_step, Trace.load(path)) for each, path in zip(before, paths, strict=True) if path.exists()
-        ]
-        return join_attempts([*earlier, (this.first_step, trace)]), report
+        return with_earlier(self.folder, log, trace), report
 
 
 @dataclass(frozen=True, slots=True)

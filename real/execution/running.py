@@ -17,9 +17,9 @@ from real.buffers import transforms
 from real.buffers.memory import Memory
 from real.collectives.byte_transfer import gather_texts
 from real.collectives.worlds import ProcessWorld, check_performable
-from real.execution.attempts import PerformedAttempt, saving_ops
+from real.execution.attempts import PerformedAttempt
 from real.execution.executor import Executor, World
-from real.execution.failing import FailingProgram, FailNode
+from real.execution.failing import FailNode
 from real.execution.gpu import await_kernels, count_memory, most_allocated_nbytes
 from real.execution.streams import Lanes
 from real.kernels.topk import KERNELS_FROM
@@ -149,16 +149,7 @@ def perform_run(
         )
     made = program.make(session.memory, guard.failed)
     if attempt is not None:
-        made = FailingProgram(
-            made,
-            attempt.due,
-            guard.failed,
-            note=attempt.note_failure,
-            await_saved=attempt.await_saved,
-            most_hang_s=attempt.most_hang_s,
-            saving=saving_ops(plan),
-            fail_node=fail_node,
-        )
+        made = attempt.failing(made, fail_node)
     first_step = 0 if attempt is None else attempt.first_step
     world = _ExplainedWorld(session.world, guard, plan.name)
     executor = make_executor(session, made, world, first_step=first_step, gives_back=program.gives_back)

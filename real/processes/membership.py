@@ -57,6 +57,7 @@ class Members:
         first_step: The first step that it performs.
         processes: Rank -> number of its process.
         joining: Ranks that have no state yet.
+        left: Rank -> its last process that the others went on without. It may still run.
     """
 
     number: int
@@ -64,6 +65,7 @@ class Members:
     first_step: int
     processes: Mapping[int, int]
     joining: tuple[int, ...] = ()
+    left: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def ranks(self) -> list[int]:
@@ -77,20 +79,31 @@ class Members:
 
     def without(self, ranks: "list[int]") -> "Members":
         """Return the next membership, without some ranks."""
-        left = {rank: process for rank, process in self.processes.items() if rank not in ranks}
-        joining = tuple(rank for rank in self.joining if rank in left)
-        return replace(self, number=self.number + 1, processes=left, joining=joining)
+        there = {rank: process for rank, process in self.processes.items() if rank not in ranks}
+        joining = tuple(rank for rank in self.joining if rank in there)
+        left = {**self.left, **{rank: self.processes[rank] for rank in ranks}}
+        return replace(self, number=self.number + 1, processes=there, joining=joining, left=left)
+
+    def joined_by(self, come: Mapping[int, int], step: int) -> "Members":
+        """Return the membership from a step on, with processes that join."""
+        return replace(
+            self,
+            number=self.number + 1,
+            first_step=step,
+            processes={**self.processes, **come},
+            joining=tuple(come),
+        )
 
     def dumps(self) -> str:
         """Return it as JSON."""
-        fields = (self.number, self.attempt, self.first_step, sorted(self.processes.items()), self.joining)
-        return json.dumps(fields)
+        processes, left = (sorted(each.items()) for each in (self.processes, self.left))
+        return json.dumps((self.number, self.attempt, self.first_step, processes, self.joining, left))
 
     @classmethod
     def loads(cls, text: str) -> "Members":
         """Read it."""
-        number, attempt, first_step, processes, joining = json.loads(text)
-        return cls(number, attempt, first_step, dict(processes), tuple(joining))
+        number, attempt, first_step, processes, joining, left = json.loads(text)
+        return cls(number, attempt, first_step, dict(processes), tuple(joining), dict(left))
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,9 +372,9 @@ class Membership:
                 return self._decide(place, True, upcoming)
             trouble = self._await_votes(place, members)
         if trouble:
-            self._store.set(f"trouble/{place}", trouble)
+            self._store.propose(f"trouble/{place}", trouble)  # the first cause counts
             self._store.set(f"here/{place}/{self._rank}", "")
-            self._await_those_here(place, members, trouble)
+            self._await_those_here(place, members)
         return self._decide(place, False, None)
 
     def _await_votes(self, place: str, members: Members) -> str:
@@ -384,7 +397,7 @@ class Membership:
             pause_s = min(_POLL_S, 1.5 * pause_s)
         return ""
 
-    def _await_those_here(self, place: str, members: Members, trouble: str) -> None:
+    def _await_those_here(self, place: str, members: Members) -> None:
         """Wait until a decision is there, or it is known who is here, and propose to go on without the others."""
         begin_s = time.monotonic()
         missing = members.ranks
@@ -408,11 +421,8 @@ class Membership:
         """Return the membership from a step on with those who wait; None if nobody does."""
         absent = (rank for rank in range(self._world_size) if rank not in members.processes)
         found = {rank: self._waiting(rank) for rank in absent}
-        come = {rank: each.process for rank, each in found.items() if each}
-        if not come:
-            return None
-        processes = {**members.processes, **come}
-        return Members(members.number + 1, members.attempt, step, processes, tuple(come))
+        come = {rank: each.process for rank, each in found.items() if each and each.process != members.left.get(rank)}
+        return members.joined_by(come, step) if come else None
 
 
 _TIMED_OUT = "timed out"

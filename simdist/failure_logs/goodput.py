@@ -4,6 +4,9 @@ A job that starts again without a record of its end was interrupted after its la
 it is taken to have been when that step would have ended; nor do they say by what, nor on how many accelerators. So
 rates are per job.
 
+An elastic job that loses a slice goes on without a new start. Its recorder notes when it begins to wait for slices,
+which is an interruption unless the job grows. How long it waits is no part of a recovery here.
+
 Names of the parts here and there:
 
     schedule   infrastructure recovery: the end of the last step to the job's start; detection is in it
@@ -14,7 +17,7 @@ Names of the parts here and there:
 
 Source:
     AI-Hypercomputer/ml-goodput-measurement, ml_goodput_measurement/src/goodput.py (keys of records), and
-    checkpoint_badput_calculator.py (of checkpoints, which orbax writes).
+    checkpoint_badput_calculator.py (of checkpoints, which orbax writes), goodput_elastic.py (of elastic jobs).
 """
 
 import json
@@ -33,6 +36,8 @@ _START = "job_start_time"
 _END = "job_end_time"
 _STEP = "step_start_time"
 _SPANS = ("tpu_init", "training_prep", "data_loading")
+_WAIT = "elastic_wait_start_time"
+_GROWTH = "scale_up"  # in the type of a wait
 _RESTORES = ("restore", "emergency_restore")
 _RESTORE_S = "checkpoint_manager_duration_secs"
 _MOMENTS = {
@@ -89,6 +94,7 @@ class _Attempt:
     steps: dict[int, float] = field(default_factory=dict)
     moments: dict[str, float] = field(default_factory=dict)
     restore_s: float | None = None
+    lost_slices_s: list[float] = field(default_factory=list)
     has_ended: bool = False
     is_preempted: bool = False
 
@@ -189,6 +195,8 @@ def goodput_failures(records: Sequence[GoodputRecord], name: str) -> LoggedFailu
     repeated: list[int] = []
     ends: Counter[str] = Counter()
     for job, run in runs.items():
+        lost_s = [at_s for attempt in run for at_s in attempt.lost_slices_s]
+        interruptions += [Interruption(at_s, "lost slice", "process", jobs=frozenset([job])) for at_s in lost_s]
         for attempt, following in pairwise(run):
             end = _end(attempt)
             if end:
@@ -231,6 +239,9 @@ def _note(attempt: _Attempt, record: GoodputRecord) -> None:
     step_s = record.seconds(_STEP)
     if step_s is not None:
         attempt.steps.setdefault(int(float(str(values["step_count"]))), step_s)
+    wait_s = record.seconds(_WAIT)
+    if wait_s is not None and _GROWTH not in str(values.get("elastic_wait_event_type", "")).lower():
+        attempt.lost_slices_s.append(wait_s)
     if record.seconds(_END) is not None:
         attempt.has_ended = True
     for key in _MOMENTS & values.keys():

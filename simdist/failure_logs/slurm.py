@@ -11,9 +11,9 @@ Else it is not known where several jobs ran at once: then all before the end of 
 """
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from simdist.errors import ScenarioError
@@ -45,7 +45,8 @@ _ENDS = {
     "RESIZING": "resized while running",
 }
 _ROOT = ("0", "root")
-_WHOLE_JOB = re.compile(r"[_+]")  # of an array, of a heterogeneous job
+_PART = "+"  # of a heterogeneous job
+_GOOD_ENDS = ("COMPLETED", "RUNNING")
 _MANY = 5
 
 
@@ -60,6 +61,7 @@ def slurm_failures(jobs: Sequence[SlurmJob], name: str, *, begin_s: float | None
     Raises:
         ScenarioError: No job ran.
     """
+    jobs = _whole_jobs(jobs)
     with_gpus = [job for job in jobs if job.n_gpus]
     counted = sorted(with_gpus or jobs, key=lambda job: job.start_s)
     if not any(job.elapsed_s for job in counted):
@@ -92,6 +94,44 @@ def slurm_failures(jobs: Sequence[SlurmJob], name: str, *, begin_s: float | None
         (*notes, *_notes(ended)),
         _tries(counted),
     )
+
+
+def _whole_jobs(jobs: Sequence[SlurmJob]) -> list[SlurmJob]:
+    """Return the parts of each run of a heterogeneous job as one job, which ends as its worst part does."""
+    found = [job for job in jobs if _PART not in job.job_id]
+    current: dict[str, SlurmJob] = {}
+    for part in sorted((job for job in jobs if _PART in job.job_id), key=lambda job: job.start_s):
+        whole_id = part.job_id.split(_PART)[0]
+        before = current.get(whole_id)
+        if before is None or part.start_s > before.end_s:  # of the next run
+            found += [] if before is None else [before]
+            current[whole_id] = replace(part, job_id=whole_id)
+        else:
+            current[whole_id] = _joined(before, part)
+    return [*found, *current.values()]
+
+
+def _joined(job: SlurmJob, part: SlurmJob) -> SlurmJob:
+    worst = min(job, part, key=_rank_of_end)
+    has_gpus = job.n_gpus is not None and part.n_gpus is not None
+    has_nodes = job.n_nodes is not None and part.n_nodes is not None
+    return replace(
+        job,
+        state=worst.state,
+        killed_by=worst.killed_by,
+        end_s=max(job.end_s, part.end_s),
+        elapsed_s=max(job.elapsed_s, part.elapsed_s),
+        n_gpus=(job.n_gpus or 0) + (part.n_gpus or 0) if has_gpus else None,
+        n_nodes=(job.n_nodes or 0) + (part.n_nodes or 0) if has_nodes else None,
+        hosts=job.hosts | part.hosts,
+    )
+
+
+def _rank_of_end(job: SlurmJob) -> int:
+    """Return which end of a part is that of the whole job: of two, the smaller one."""
+    if job.state in _CAUSES:
+        return [*_CAUSES].index(job.state)
+    return len(_CAUSES) + (job.state in _GOOD_ENDS)
 
 
 def _begin(jobs: Sequence[SlurmJob]) -> tuple[float, bool, str]:
@@ -132,7 +172,7 @@ def _is_interruption(job: SlurmJob) -> bool:
 
 def _interruption(job: SlurmJob) -> Interruption:
     cause, effect = _CAUSES[job.state]
-    return Interruption(job.end_s, cause, effect, job.hosts, frozenset([_WHOLE_JOB.split(job.job_id)[0]]))
+    return Interruption(job.end_s, cause, effect, job.hosts, frozenset([job.job_id.split("_")[0]]))
 
 
 def _at_s(event: Interruption) -> float:

@@ -4,6 +4,7 @@ Source:
     SchedMD/slurm, doc/man/man1/sacct.1 (fields, states), src/plugins/data_parser (JSON).
 """
 
+import csv
 import itertools
 import json
 import re
@@ -30,7 +31,8 @@ COMMAND = (
 
 _JOB_ID = re.compile(r"\d+(_(\d+|\[.*\]))?(\+\d+)?(\.\w[\w.]*)?", re.ASCII)
 _ELAPSED = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)(?:\.\d+)?", re.ASCII)
-_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", re.ASCII)
+_SECONDS = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d", re.ASCII)
 _TRES = re.compile(r"(\w[\w/:.+-]*=[^,|]+)(,\w[\w/:.+-]*=[^,|]+)*", re.ASCII)
 _COMMENTS = "#$"
 _STARTTIME = re.compile(r"(?:--starttime[= ]|(?<!\S)-S) ?(\S+)")
@@ -94,11 +96,11 @@ def jobs_of_table(lines: Sequence[str], name: str) -> list[SlurmJob]:
                 f"{name}:{header}: has columns of fixed width, which cut values: write it with {COMMAND}"
             )
         rows = [
-            (number, line.rstrip("\n").split(separator))
+            (number, _cells(line, separator))
             for number, line in _filled(lines)
             if number > header and line.strip() != lines[header - 1].strip()  # several outputs one after the other
         ]
-        names = [each.split("%")[0].strip() for each in lines[header - 1].rstrip("\n").split(separator)]
+        names = [each.split("%")[0].strip() for each in _cells(lines[header - 1], separator)]
     known = {each.lower(): each for each in _COLUMNS} | {"allocnodes": "NNodes"}
     names = [known.get(each.lower(), each) for each in names]
     names = [each.removesuffix("Raw") if each.removesuffix("Raw") not in names else each for each in names]
@@ -121,6 +123,12 @@ def jobs_of_table(lines: Sequence[str], name: str) -> list[SlurmJob]:
             raise ScenarioError(f"{name}:{number}: {error}") from None
         jobs += [job] if job else []
     return jobs
+
+
+def _cells(line: str, separator: str) -> list[str]:
+    """Return the values of a line. Other programs quote those with a comma; sacct does not."""
+    line = line.rstrip("\r\n")
+    return next(csv.reader([line])) if separator == "," else line.split(separator)
 
 
 def _header_of(lines: Sequence[str]) -> tuple[int | None, str]:
@@ -234,7 +242,7 @@ def _time_s(column: str, text: str) -> float | None:
 
 def _elapsed_seconds(text: str) -> float:
     """Return the seconds of `D-HH:MM:SS`, or of a number of seconds; ValueError tells the right form."""
-    if text.isdecimal():
+    if _SECONDS.fullmatch(text):
         return float(text)
     found = _ELAPSED.fullmatch(text)
     if not found:
@@ -331,8 +339,8 @@ def _names_without_header(rows: list[list[str]], name: str) -> list[str]:
         )
     start, end, span = fitting[0]
     named = {0: "JobID", of_state[0]: "State", start: "Start", end: "End", span: "Elapsed"}
-    if len(of_tres) == 1:
-        named[of_tres[0]] = "AllocTRES"
+    if of_tres:  # an allocation has all that was asked for, and more
+        named[max(of_tres, key=lambda i: sum(text.count("=") for text in columns[i]))] = "AllocTRES"
     return [named.get(i, f"column {i + 1}") for i in range(n)]
 
 

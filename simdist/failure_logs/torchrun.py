@@ -2,14 +2,16 @@
 
 The agents name the first process that failed, and begin a new round of the rendezvous for each restart. All failures
 of one round are one event: the other ranks die because the first one did. NCCL's watchdog ends ranks that wait too
-long for a collective operation. So its message makes the event a hang, which began that long before.
+long for a collective operation. So its message makes the event a hang, which began that long before. Slurm's message
+says that a node failed: then processes failed because of it.
 
 A message of rounds has the level INFO: without `LOGLEVEL=INFO`, when a round began and its ranks are not known. Then
 the first message of the agent stands for the beginning.
 
 Source:
     pytorch/pytorch, torch/distributed/elastic/agent/server/api.py (rounds), multiprocessing/api.py and
-    multiprocessing/errors/__init__.py (failures), torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (watchdog).
+    multiprocessing/errors/__init__.py (failures), torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (watchdog);
+    SchedMD/slurm, src/slurmd/slurmstepd/req.c and src/srun (ends of a job).
 """
 
 import math
@@ -45,7 +47,7 @@ _MARKS = (
 )
 
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)[T_ ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?", re.ASCII)
-_SHORT_DATE = re.compile(r"\b[IWEF](\d{1,2})(\d\d) (\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?", re.ASCII)
+_SHORT_DATE = re.compile(r"[IWEF](\d{1,2})(\d\d) (\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?", re.ASCII)
 _OF_TORCH = re.compile(
     r"torch[./]distributed|elastic|ProcessGroupNCCL|\bapi: (?:\[|failed )|\brun: |rendezvous", re.ASCII
 )
@@ -60,13 +62,18 @@ _WATCHDOG = re.compile(r"Watchdog caught collective operation timeout: .*?ran fo
 _STOPPED = re.compile(r"Received (?:Signals\.)?\w+ death signal|Process \d+ got signal: ", re.ASCII)
 _ENDED = re.compile(r"worker group successfully finished|All workers successfully finished")
 _NO_RENDEZVOUS = re.compile(r"^\S*\.Rendezvous(?:Timeout|Connection|Closed|State)Error")
+_BY_SLURM = re.compile(r"\*\*\* (?:JOB|STEP) .*?CANCELLED AT |srun: error: Node failure on ")
+_NODE_FAILED = re.compile(r"CANCELLED AT \S+ DUE TO NODE FAILURE|srun: error: Node failure on ")
 _WHOLE = re.compile(r"-?\d{1,9}", re.ASCII)
+_MESSAGES = (_OF_TORCH, _OF_BLOCK, _LAUNCH, _ROUND, _FAILED, _STOPPED, _ENDED, _BY_SLURM)  # whose times count
 
 _CAUSES = (  # what a worker says about its end
     ("GPU fault", re.compile(r"uncorrectable ECC error|fallen off the bus|NVRM: Xid")),
     ("out of memory", re.compile(r"CUDA out of memory|OutOfMemoryError|oom-kill|Out of memory: Killed")),
 )
 _HANG = "collective time-out"
+_NODE = "node failure"
+_EFFECTS: dict[str, LoggedEffect] = {_HANG: "hang", _NODE: "node"}  # of other causes: process
 _BY_CODE = {-9: "killed (SIGKILL)", -11: "crashed (SIGSEGV)", -7: "crashed (SIGBUS)", -6: "aborted (SIGABRT)"}
 _ERROR = "error in the program"
 _STOPS = (-15, -2, -1)  # SIGTERM, SIGINT, SIGHUP: somebody, or a scheduler
@@ -119,7 +126,7 @@ class Round:
 
     def interruption(self) -> Interruption:
         """Return its failure."""
-        effect: LoggedEffect = "hang" if self.cause == _HANG else "process"
+        effect = _EFFECTS.get(self.cause, "process")
         n_ended = max(1, self.n_failed)
         return Interruption(self.failed_s, self.cause, effect, frozenset(self.hosts), _JOB, n_ended, self.hung_s)
 
@@ -161,7 +168,7 @@ def parse_torchrun(lines: Iterable[str], name: str) -> TorchrunLog:
 
 
 def _is_of_interest(line: str) -> bool:
-    patterns = (_OF_TORCH, _OF_BLOCK, _ROOT, _N_NODES, _N_RANKS, _STOPPED, _ENDED, *(said for _, said in _CAUSES))
+    patterns = (*_MESSAGES, _ROOT, _N_NODES, _N_RANKS, *(said for _, said in _CAUSES))
     return any(pattern.search(line) for pattern in patterns)
 
 
@@ -190,7 +197,7 @@ class _LogReading:
 
     def _time_s(self, line: str) -> float | None:
         """Return the time of a message; None of a line of something else, whose clock may be another one."""
-        if not _OF_TORCH.search(line) and not _OF_BLOCK.search(line):
+        if not any(pattern.search(line) for pattern in _MESSAGES):
             return None
         if found := _DATE.search(line):
             self.last_s = _seconds(*found.groups())
@@ -231,7 +238,12 @@ class _LogReading:
             self.is_root = True
         elif found := _OF_BLOCK.search(line):
             self._note_block(current, found[1], found[2], at_s)
-        elif _STOPPED.search(line):
+        elif _NODE_FAILED.search(line) and current.end != "ended":
+            current.end = "failed"
+            current.cause = _NODE
+            current.hung_s = 0.0
+            current.failed_s = at_s if current.failed_s is None else current.failed_s
+        elif _STOPPED.search(line) or _BY_SLURM.search(line):
             current.end = current.end or "stopped"
         elif _ENDED.search(line):
             current.end = current.end or "ended"
@@ -311,7 +323,10 @@ def torchrun_failures(logs: Sequence[TorchrunLog]) -> LoggedFailures:
 
 
 def _restart_s(failed: Round, following: Round) -> float | None:
-    if failed.end != "failed" or failed.failed_s is None or not following.is_announced or following.begin_s is None:
+    """Return how long torchrun took to start again; None if the log does not say it, or if Slurm started the job."""
+    if failed.end != "failed" or failed.failed_s is None or failed.cause == _NODE:
+        return None
+    if not following.is_announced or following.begin_s is None:
         return None
     return following.begin_s - failed.failed_s if following.begin_s > failed.failed_s else None
 
@@ -349,7 +364,10 @@ def _notes(logs: Sequence[TorchrunLog], rounds: Sequence[Round], timed: Sequence
     if n_unknown and timed:
         yield f"{n_unknown} of {len(rounds)} rounds are left out: when they began is not in the log."
     if not timed:
-        yield "How long the job ran is not in the log, so it tells no rate: run torchrun with LOGLEVEL=INFO."
+        yield (
+            "How long the job ran is not in the log, so it tells no rate: run torchrun with LOGLEVEL=INFO. "
+            "Torch 1.11 to 2.0 writes no times."
+        )
     elif not all(each.n_ranks for each in timed):
         yield "How many ranks ran is not in the log, so rates are per job: run torchrun with LOGLEVEL=INFO."
     n_starts = sum(log.n_failed_starts for log in logs)

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+from simdist.display import Pictured
 from simdist.errors import naming
 from simdist.learning.curves import TRAINING_LOSS, Target
 from simdist.learning.summary import Learned, curves_record, learned_row, remarks_on_learning, train_schedules
@@ -30,7 +31,6 @@ from simdist.studies.tables import table_text
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 _ENDS = "final_ranks"  # two numbers, which are two columns of frames
 _WIDTH = 120  # of sentences
@@ -131,7 +131,7 @@ def learned_columns(rows: Sequence[Mapping[str, object]]) -> list[Column]:
 
 
 @final
-class LearnedSchedules(list[Learned]):
+class LearnedSchedules(list[Learned], Pictured):
     """Schedules that learned a task, with the same seeds.
 
     >>> LearnedSchedules([])
@@ -196,19 +196,8 @@ class LearnedSchedules(list[Learned]):
         ]
         return with_remarks(frame_of_records(rows), self.remarks if self else ())
 
-    def plot(self) -> "Figure":
-        """Draw the metric of the target, or the training loss, over steps and over simulated seconds."""
-        from simdist import plot
-
-        return plot(self)
-
     def __repr__(self) -> str:
         return self.text() if self else "[]"
-
-    def _repr_html_(self) -> str:
-        from simdist import html_of
-
-        return html_of(self)
 
 
 def learn(

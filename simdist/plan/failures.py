@@ -1,7 +1,8 @@
 """Failures of a run, by step: what goes wrong, on which ranks, in which attempt.
 
 A job that has failed is started again and resumes from its newest checkpoint. Each start is an attempt, counted from 0.
-So a step may be performed several times, and a failure names the attempt in which it strikes.
+So a step may be performed several times, and a failure names the attempt in which it strikes. Failures of the same step
+of an attempt end it together.
 """
 
 import json
@@ -92,6 +93,7 @@ def check_step_failures(plan: Plan, failures: Sequence[StepFailure]) -> None:
         PlanError: It names the failure, and what it should be.
     """
     n_ended = 0
+    end: tuple[int, int] | None = None  # attempt and step of the failures that ended the attempt before
     for number, each in enumerate(failures):
         where = f"failures[{number}]"
         if each.kind not in get_args(FailureKind):
@@ -100,10 +102,13 @@ def check_step_failures(plan: Plan, failures: Sequence[StepFailure]) -> None:
             raise PlanError(f"{where}: step {each.step}: the plan has steps 0 to {plan.n_steps - 1}")
         if not each.ranks or not set(each.ranks) <= set(range(plan.world_size)):
             raise PlanError(f"{where}: ranks {list(each.ranks)}: name some of 0 to {plan.world_size - 1}")
-        if each.attempt != n_ended:
-            raise PlanError(f"{where}: attempt {each.attempt}: {n_ended} failures before it end an attempt")
+        is_together = (each.attempt, each.step) == end
+        if each.attempt != n_ended and not is_together:
+            raise PlanError(f"{where}: attempt {each.attempt}: failures before it end {n_ended} attempts")
         if each.others_go_on and len(set(each.ranks)) == plan.world_size:
             raise PlanError(f"{where}: others_go_on: it strikes all ranks: name fewer, or write false")
         if each.kind in ("pause", "slow") and not 0 < each.pause_s < float("inf"):
             raise PlanError(f"{where}: pause_s {each.pause_s}: write seconds above 0")
-        n_ended += each.ends_attempt
+        if each.ends_attempt and not is_together:
+            n_ended += 1
+            end = (each.attempt, each.step)

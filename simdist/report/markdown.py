@@ -3,8 +3,15 @@
 import argparse
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+
+
+def markdown_table(rows: Iterable[str]) -> str:
+    """Return a table of rows such as `| cell | cell |`; the first has the headings."""
+    headings, *others = rows
+    rule = "|" + "---|" * (headings.count("|") - 1)
+    return "\n".join([headings, rule, *others])
 
 
 def insert_tables(page: str, tables: Mapping[str, str]) -> str:
@@ -38,11 +45,27 @@ def print_tables(tables: Mapping[str, str]) -> None:
         sys.stdout.write(f"\n{name}\n\n{table}\n")
 
 
-def page_command(description: str, page: Path, tables: Callable[[], Mapping[str, str]]) -> None:
-    """Be the command of an experiment whose result is the tables of a page: print or, with `--write`, write them."""
+def page_command(
+    description: str,
+    page: Path,
+    tables: Callable[[], Mapping[str, str]],
+    *,
+    draw: Callable[[], object] | None = None,
+) -> None:
+    """Be the command of an experiment whose result is the tables of a page: print or, with `--write`, write them.
+
+    Args:
+        description: Help of the command.
+        page: Has a place for each table.
+        tables: Returns each table by its name.
+        draw: Writes the figure of the page.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help=f"write the tables into {page.name}")
+    what = "tables and figure" if draw else "the tables"
+    parser.add_argument("--write", action="store_true", help=f"write {what} into {page.name}")
     if parser.parse_args().write:
         write_tables(page, tables())
+        if draw is not None:
+            draw()
     else:
         print_tables(tables())

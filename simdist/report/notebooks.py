@@ -1,7 +1,6 @@
 """Results in a notebook: a picture and a table of each.
 
-Results have methods `plot` and `_repr_html_`. They ask the top package for `plot` and `html_of`, which finds this
-module on demand. So a package of results does not import `report`, which is above it.
+`simdist.display` has the methods of results that call these functions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from simdist.report.bars import bars_figure
 from simdist.report.figures import literal_text, panels, shortened
 from simdist.report.goodput import goodput_figure
 from simdist.report.learning import learning_figure
-from simdist.report.page.html import Html, join, tag
+from simdist.report.page.html import Html, join, prose, tag
 from simdist.report.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, time_unit
 from simdist.report.speedup import STATE_STYLES, speedup_figure
 from simdist.report.timeline import timeline_figure
@@ -158,7 +157,7 @@ def html_of(result: _Shown) -> str:
             remarks = result.remarks
         case Table():
             remarks = result.shown_remarks
-    return join([_without_remarks(result), *(tag("p", f"{each}.") for each in remarks)])
+    return join([_without_remarks(result), *(tag("p", prose(f"{each}.")) for each in remarks)])
 
 
 def _without_remarks(result: _Shown) -> Html:

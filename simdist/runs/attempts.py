@@ -6,14 +6,16 @@ events, `CheckpointedSteps` goes on by arithmetic, so the cost is per event.
 
 Failures come by the clock on the wall, so that policies and schedules meet the same ones. One that comes while the job
 is down begins the recovery anew. While a job closes for a planned interruption, and while the other replicas wait for
-one that is lost, failures wait for the end of it.
+one that is lost, failures wait for the end of it. Failures at the same step strike together and end one attempt: the
+job knows it as soon as the first of them is found, and waits until all nodes are replaced.
 """
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from typing import TypeAlias, get_args
 
 from simdist.errors import PlanError, ScenarioError
@@ -21,12 +23,15 @@ from simdist.runs import recovery as parts_of
 from simdist.runs.checkpointed_steps import CheckpointedSteps, Checkpoints, Pace
 from simdist.runs.recovery import Category, Nodes, TimedPart
 from simdist.scenario.failure_sampling import Failure, FailureChances, failures_at_steps, failures_of
-from simdist.scenario.failures import FailureCause, Failures
+from simdist.scenario.failures import Effect, FailureCause, Failures
 
 _Action: TypeAlias = Callable[[], None]
+_ENDING: tuple[Effect, ...] = ("process", "node", "hang", "planned")
 _MOST_IN_VAIN = 1000  # failures without a newer file, after which a job with a number of steps never ends
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 _Seconds: TypeAlias = dict[Category, float]
+_Key: TypeAlias = tuple[int, int]  # of a failure: its cause and number
+_LEAVE, _FORM, _JOIN, _FAIL = range(4)  # the order of what happens at the same step
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +209,9 @@ def attempts(
     _check(failures, job)
     run = _Run(failures, job, FailureChances(seed), observe or _ignore, observe_strikes or _ignore)
     run.upcoming = _FailureQueue(failures_of(failures, seed=seed, n_nodes=job.n_nodes, gpus_per_node=job.gpus_per_node))
-    for step, failure in failures_at_steps(failures, n_nodes=job.n_nodes, gpus_per_node=job.gpus_per_node):
-        run.at_step(step, partial(run.fail_at_step, failure))
+    at_steps = failures_at_steps(failures, n_nodes=job.n_nodes, gpus_per_node=job.gpus_per_node)
+    for step, found in groupby(at_steps, key=lambda each: each[0]):
+        run.at_step(step, _FAIL, partial(run.fail_at_step, [failure for _, failure in found]))
     return run.goodput()
 
 
@@ -240,6 +246,11 @@ def _check(failures: Failures, job: LongJob) -> None:
 
 def _ignore(_: Attempt | Strike) -> None:
     """Do nothing with what is observed."""
+
+
+def _key(failure: Failure) -> _Key:
+    """Return what tells a failure from others, also if it comes again."""
+    return failure.cause, failure.number
 
 
 @dataclass(slots=True)
@@ -288,18 +299,23 @@ class _Run:
     own_s: _Seconds = field(default_factory=dict)
     losses: list[CauseLoss] = field(default_factory=list)
     timers: list[tuple[float, int, _Action]] = field(default_factory=list)
-    targets: list[tuple[int, int, _Action]] = field(default_factory=list)
+    targets: list[tuple[int, int, int, _Action]] = field(default_factory=list)
     slow: dict[int, dict[int, Failure]] = field(default_factory=dict)
     defects: dict[int, Failure] = field(default_factory=dict)
     flaps: dict[int, list[float]] = field(default_factory=dict)
-    blocked: dict[tuple[int, int], tuple[Failure, float]] = field(default_factory=dict)
+    blocked: dict[_Key, tuple[Failure, float]] = field(default_factory=dict)
     copies_gone: set[int] = field(default_factory=set)
     copies_of: int = 0
     corrupt: list[tuple[Failure, int, int]] = field(default_factory=list)
     absent: dict[int, int] = field(default_factory=dict)
     absent_from: dict[int, int] = field(default_factory=dict)
     absences: list[ReplicaAbsence] = field(default_factory=list)
+    leaving: dict[_Key, Failure] = field(default_factory=dict)
+    to_form: list[tuple[Failure, float]] = field(default_factory=list)
+    stateless: set[int] = field(default_factory=set)
     to_replace: list[Failure] = field(default_factory=list)
+    away_until_s: dict[int, float] = field(default_factory=dict)
+    beside: Sequence[Failure] = ()
     all_there_s: float = 0.0
     n_timers: int = 0
     n_attempts: int = 0
@@ -319,13 +335,19 @@ class _Run:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step of this policy when nothing is slow."""
-        return self.job.step_s * self.failures.step_factor
+        """Seconds of a step of this policy when nothing is slow. A lone replica works with nobody."""
+        is_alone = bool(self.absent) and len(self.absent) == self.job.n_replicas - 1
+        return self.job.step_s * (1.0 if is_alone else self.failures.step_factor)
 
     @property
     def horizon_s(self) -> float:
         """When the job ends, if a time tells."""
         return math.inf if self.job.horizon_s is None else self.job.horizon_s
+
+    @property
+    def _n_steps(self) -> float:
+        """Steps that end the job, if their number tells."""
+        return math.inf if self.job.n_steps is None else self.job.n_steps
 
     def cause_of(self, failure: Failure) -> FailureCause:
         """Return the cause of a failure."""
@@ -351,15 +373,17 @@ class _Run:
         steps = self.steps
         timer_s = self.timers[0][0] if self.timers else math.inf
         target = self.targets[0][0] if self.targets else math.inf
-        n_steps = math.inf if self.job.n_steps is None else self.job.n_steps
+        n_steps = self._n_steps
         steps.advance(min(self.upcoming.at_s, timer_s, self.horizon_s), min(target, n_steps))
         if steps.now_s >= self.horizon_s:
             self._end()
+        elif steps.has_done(n_steps) and self.to_form:
+            self._form_again(self.n_attempts)
         elif steps.has_done(n_steps):
             steps.wait_for_file()
             self._end()
         elif steps.has_done(target):
-            heapq.heappop(self.targets)[2]()
+            heapq.heappop(self.targets)[3]()
         elif timer_s <= self.upcoming.at_s:
             heapq.heappop(self.timers)[2]()
         else:
@@ -370,14 +394,39 @@ class _Run:
         self.n_timers += 1
         heapq.heappush(self.timers, (at_s, self.n_timers, action))
 
-    def at_step(self, step: int, action: _Action) -> None:
-        """Do something when so many steps are done."""
+    def at_step(self, step: int, order: int, action: _Action) -> None:
+        """Do something when so many steps are done, in an order at the same step."""
         self.n_timers += 1
-        heapq.heappush(self.targets, (step, self.n_timers, action))
+        heapq.heappush(self.targets, (step, order, self.n_timers, action))
 
-    def fail_at_step(self, failure: Failure) -> None:
-        """Let a failure come now that comes at a step."""
-        self.fail(replace(failure, at_s=self.steps.now_s))
+    def fail_at_step(self, failures: Sequence[Failure]) -> None:
+        """Let failures come now that come at the same step: those that end the attempt at last, and together."""
+        step = self.steps.done
+        n_attempts = self.n_attempts
+        ending = []
+        for each in sorted((replace(each, at_s=self.steps.now_s) for each in failures), key=self._ends_attempt):
+            if self._ends_attempt(each):
+                ending.append(each)
+            else:
+                self.fail(each)
+        if ending and self.n_attempts > n_attempts:  # an alert has led to an eviction
+            self.at_step(step, _FAIL, partial(self.fail_at_step, ending))
+        elif ending:
+            self._fail_together(ending)
+
+    def _ends_attempt(self, failure: Failure) -> bool:
+        """Tell whether all ranks start again because of a failure, unless it is only the last of many alerts."""
+        is_end = self.cause_of(failure).effect in _ENDING or parts_of.is_blocked(self.failures, failure)
+        return is_end and not self._others_go_on(failure)
+
+    def _fail_together(self, failures: Sequence[Failure]) -> None:
+        """End the attempt by the failure that is found first. What is planned comes too late beside others."""
+        losing = [each for each in failures if self.cause_of(each).effect != "planned"]
+        first = min(losing or failures, key=lambda each: parts_of.finding(self.failures, each)[0][1])
+        self.beside = [each for each in failures if each is not first]
+        for each in self.beside:
+            self.losses[each.cause].n_failures += 1
+        self.fail(first)
 
     def fail(self, failure: Failure) -> None:
         """Let a failure hit the job while it trains."""
@@ -399,11 +448,12 @@ class _Run:
                 self._lose(failure)
 
     def _is_void(self, failure: Failure) -> bool:
-        """Tell whether a failure is that of a bad node that was replaced, or slows only replicas that are away."""
+        """Tell whether a failure is that of a bad node that was replaced, or slows a node that is away."""
         if failure.is_excess and failure.first_node in self.nodes.replaced:
             return True
         only_slows = self.cause_of(failure).effect in ("slow", "flap")
-        return only_slows and bool(self.absent) and self.absent.keys() >= {*self._replicas(failure)}
+        came_s = max(failure.at_s, self.steps.now_s)
+        return only_slows and self.away_until_s.get(failure.first_node, 0.0) > came_s
 
     def _strike(self, failure: Failure, resume: int | None) -> None:
         self.observe_strikes(Strike(failure, self.n_attempts - 1, self.steps.done, resume))
@@ -423,7 +473,8 @@ class _Run:
         self.after(found_s, partial(self._find_slow, failure))
 
     def _find_slow(self, failure: Failure) -> None:
-        if self._speed_up(failure):
+        """Replace a slow node, unless it has been replaced."""
+        if failure.number in self.slow.get(failure.cause, ()):
             self._plan(failure)
 
     def _find_corruption(self, failure: Failure) -> None:
@@ -464,33 +515,44 @@ class _Run:
         if cause.share:
             self._slow_down(failure)
         else:
-            self.steps.n_still += 1
-            self.blocked[failure.cause, failure.number] = failure, self.steps.still_s
+            self.blocked[_key(failure)] = failure, self.steps.still_s
+            self._set_pace()
 
     def _heal(self, failure: Failure) -> None:
         """End a flap, unless its node is gone."""
         if self.cause_of(failure).share:
             self._speed_up(failure)
-        elif found := self.blocked.pop((failure.cause, failure.number), None):
-            self.steps.n_still -= 1
+        elif found := self.blocked.pop(_key(failure), None):
+            self._set_pace()
             self._charge(failure, "step_time_deviation", self.steps.still_s - found[1])
 
     def _plan(self, failure: Failure) -> None:
         """Interrupt the job as announced, or to replace a node; without files or time to write one, steps repeat."""
+        steps = self.steps
         notice_s = self.cause_of(failure).notice_s
-        closing_s = self.steps.closing_s()
+        closing_s = steps.closing_s()
+        others_go_on = self._others_go_on(failure)
         can_save = closing_s < math.inf and (notice_s is None or closing_s <= notice_s)
-        if self._others_go_on(failure):
-            self._leave_at_average(failure)
-        elif can_save and self.steps.now_s + closing_s > self.horizon_s:
-            self.steps.advance(self.horizon_s)
-        elif can_save:
-            self.steps.close()
-            self._restart(failure, self.steps.done)
-        else:
+        if others_go_on or (notice_s is not None and not can_save):
+            self.leaving.update((_key(each), each) for each in (failure, *self.beside))
+            self.beside = ()
+            if others_go_on:
+                self.at_step(self._next_average(), _LEAVE, partial(self._leave_at_average, failure))
             if notice_s is not None:
-                self.steps.advance(min(self.steps.now_s + notice_s, self.horizon_s), self.job.n_steps or math.inf)
+                self.after(steps.now_s + notice_s, partial(self._interrupt, failure))
+        elif not can_save:
             self._restart(failure, self._usable(failure))
+        elif steps.now_s + closing_s > self.horizon_s:
+            steps.advance(self.horizon_s)
+        else:
+            steps.close()
+            if not steps.has_done(self._n_steps):
+                self._restart(failure, steps.done)
+
+    def _interrupt(self, failure: Failure) -> None:
+        """Interrupt the job at the end of a notice, unless replicas have left or the attempt has ended meanwhile."""
+        if self.leaving.pop(_key(failure), None):
+            self._lose(failure)
 
     def _lose(self, failure: Failure) -> None:
         """Lose processes or nodes at once."""
@@ -500,23 +562,27 @@ class _Run:
             self._restart(failure, self._usable(failure))
 
     def _usable(self, failure: Failure) -> int:
-        """Return the steps from which the job can go on after losing what a failure hits."""
-        n_lost_replicas = len(self._replicas(failure))
-        if self.failures.recovery.state == "replica" and n_lost_replicas < self.job.n_replicas:
+        """Return the steps from which the job can go on after losing what a failure hits, and those beside it."""
+        return min(map(self._usable_after, (failure, *self.beside)))
+
+    def _usable_after(self, failure: Failure) -> int:
+        self._lose_files(failure)
+        self.stateless.update(self.absent, self._replicas(failure))
+        if self.failures.recovery.state == "replica" and len(self.stateless) < self.job.n_replicas:
             return self.steps.done
+        return self.steps.newest or 0
+
+    def _lose_files(self, failure: Failure) -> None:
+        """Lose the files of which nothing is left once the nodes that a failure hits are gone, too."""
         files = self.job.checkpoints
         cause = self.cause_of(failure)
         goes_away = cause.is_of_node or (cause.effect == "planned" and cause.of in ("node", "domain"))
-        if goes_away and files is not None and self._are_lost(files, failure):
-            self.steps.forget_files()
-        return self.steps.newest or 0
-
-    def _are_lost(self, files: Checkpoints, failure: Failure) -> bool:
-        """Tell whether no file is left once the nodes that a failure hits are gone, too."""
-        if files.survives != "node":
-            return files.survives == "process"
+        if files is None or not goes_away:
+            return
         self._lose_copies(failure)
-        return any((node + 1) % self.job.n_nodes in self.copies_gone for node in self.copies_gone)
+        pair_is_gone = any((node + 1) % self.job.n_nodes in self.copies_gone for node in self.copies_gone)
+        if files.survives == "process" or (files.survives == "node" and pair_is_gone):
+            self.steps.forget_files()
 
     def _lose_copies(self, failure: Failure) -> None:
         """Note the nodes whose memory has been lost since the newest file was written."""
@@ -530,7 +596,10 @@ class _Run:
 
     def _restart(self, failure: Failure, resume: int) -> None:
         """End the attempt, recover, and begin the next one at a step."""
-        self._strike(failure, resume)
+        for each in (failure, *self.beside):
+            self._strike(each, resume)
+        self.to_replace += self.beside
+        self.beside = []
         self._end_attempt(self.cause_of(failure).cause)
         self._forget(failure, resume)
         self._recover(failure)
@@ -552,7 +621,11 @@ class _Run:
         self._charge(failure, "wasted_progress", self.steps.go_back(resume))
         self.n_repeated += n_done - resume
         self.corrupt = [each for each in self.corrupt if each[1] < resume]
+        self.to_replace += self.leaving.values()
+        self.leaving.clear()
+        self.to_form.clear()
         self._end_absences(self.absent, n_done)
+        self.stateless.update(self.absent)
         self.absent.clear()
         self._set_pace()
         self.n_in_vain = 0 if resume > self.most_resumed else self.n_in_vain + 1
@@ -564,9 +637,11 @@ class _Run:
         """Yield the parts of a recovery of all ranks, which waits for all nodes."""
         self.to_replace.append(failure)
         yield from parts_of.finding(self.failures, failure)
-        replaced_s = max(map(self._replaced, self.to_replace))
+        now_s = self.steps.now_s
+        there_s = max(self._replaced(each, now_s) for each in self.to_replace)
         self.to_replace.clear()
-        yield "infrastructure_recovery", max(replaced_s, self.all_there_s - self.steps.now_s)
+        self.all_there_s = max(self.all_there_s, there_s)
+        yield "infrastructure_recovery", self.all_there_s - now_s
         yield from self._starting(failure)
 
     def _starting(self, failure: Failure) -> Iterator[TimedPart]:
@@ -582,29 +657,37 @@ class _Run:
         stated_s = self.failures.recovery.load_s
         return stated_s if stated_s is not None else files.load_s if files else 0.0
 
-    def _replaced(self, failure: Failure) -> float:
-        """Replace nodes if a failure asks for it; return the seconds until all nodes are there."""
+    def _replaced(self, failure: Failure, from_s: float) -> float:
+        """Replace nodes from a time on if a failure asks for it; return when all of its nodes are there."""
         cause = self.cause_of(failure)
         hit = range(failure.first_node, failure.first_node + failure.n_nodes)
         can_stay = cause.effect in ("process", "hang") and not self.nodes.is_excluded(failure)
         if can_stay or cause.effect == "corruption":
             if cause.again:
                 self.defects[failure.first_node if failure.n_nodes == 1 else -1] = failure
-            return 0.0
+            return from_s
         is_away = cause.effect == "planned"
         if is_away and not (cause.of == "node" and self.nodes.n_spares):
-            return cause.lasts_s or 0.0
-        for node in hit:
+            there_s = from_s + (cause.lasts_s or 0.0)
+        else:
+            self._forget_nodes(hit)
+            self._lose_copies(failure)
+            back_after_s = cause.lasts_s if is_away else self.failures.recovery.repair_s
+            there_s = from_s + self.nodes.replace(failure, from_s, back_after_s=back_after_s)
+        self.away_until_s.update(dict.fromkeys(hit, there_s))
+        return there_s
+
+    def _forget_nodes(self, nodes: range) -> None:
+        """Take what was known of nodes as ended: others take their places."""
+        for node in nodes:
             self.defects.pop(node, None)
             self.flaps.pop(node, None)
+        self.leaving = {key: each for key, each in self.leaving.items() if each.first_node not in nodes}
         for of_cause in list(self.slow.values()):
-            for each in [each for each in of_cause.values() if each.first_node in hit]:
+            for each in [each for each in of_cause.values() if each.first_node in nodes]:
                 self._speed_up(each)
-        for each, _ in [flap for flap in self.blocked.values() if flap[0].first_node in hit]:
+        for each, _ in [flap for flap in self.blocked.values() if flap[0].first_node in nodes]:
             self._heal(each)
-        self._lose_copies(failure)
-        back_after_s = cause.lasts_s if is_away else self.failures.recovery.repair_s
-        return self.nodes.replace(failure, self.steps.now_s, back_after_s=back_after_s)
 
     def _go_through(self, failure: Failure | None, parts: "list[TimedPart] | Iterator[TimedPart]") -> Failure | None:
         """Spend the time of parts; return the failure that makes them begin anew, if one comes."""
@@ -662,18 +745,26 @@ class _Run:
         self.n_attempts += 1
         self.first_step_s = self.steps.now_s
         self.first_step = self.steps.done
+        self.stateless.clear()
+        self._show_defects(range(self.job.n_replicas))
+
+    def _show_defects(self, started: Iterable[int]) -> None:
+        """Let failures come back in replicas that have just started, or never again."""
         for key, failure in list(self.defects.items()):
+            if not {*started} & {*self._replicas(failure)}:
+                continue
             again = self.cause_of(failure).again
             assert again is not None
             if self.chances.next(failure) < again.probability:
                 at_s = self.steps.now_s + again.after_s
-                self.after(at_s, partial(self._fail_again, replace(failure, at_s=at_s), self.n_attempts))
+                self.defects[key] = replace(failure, at_s=at_s)
+                self.after(at_s, partial(self._fail_again, key, self.defects[key]))
             else:
                 del self.defects[key]
 
-    def _fail_again(self, failure: Failure, n_attempts: int) -> None:
-        """Let a failure come back, if its attempt is still the same."""
-        if n_attempts == self.n_attempts:
+    def _fail_again(self, key: int, failure: Failure) -> None:
+        """Let a failure come back, unless its ranks have started again since or its node was replaced."""
+        if self.defects.get(key) is failure and not self._is_absent(failure):
             self.fail(failure)
 
     # ---------------------------------------------------------------- with a replica less
@@ -693,31 +784,37 @@ class _Run:
             return False
         return len({*self.absent, *self._replicas(failure)}) < self.job.n_replicas
 
-    def _leave_at_average(self, failure: Failure, n_attempts: int | None = None) -> None:
+    def _is_absent(self, failure: Failure) -> bool:
+        """Tell whether all replicas that a failure hits are absent, so that the others do not notice it."""
+        return bool(self.absent) and self.absent.keys() >= {*self._replicas(failure)}
+
+    def _leave_at_average(self, failure: Failure) -> None:
         """Let replicas leave as announced: after the next average, so that nothing is lost."""
-        if n_attempts is None:
-            self.at_step(self._next_average(), partial(self._leave_at_average, failure, self.n_attempts))
-        elif n_attempts == self.n_attempts and self._others_go_on(failure):
+        if self.leaving.pop(_key(failure), None) is None:
+            return
+        if not self._others_go_on(failure):
+            self._plan(failure)
+            return
+        was_absent = self._is_absent(failure)
+        self._return_later(failure, self.steps.done)
+        if not was_absent:
             self._strike_leaving(failure, self.steps.done)
-            self._return_later(failure, self.steps.done)
-            self._set_pace()
-            self._pause(failure, *self._connecting())
+            self._form_at(self.steps.done, failure, self.steps.now_s)
 
     def _leave(self, failure: Failure) -> None:
         """Lose replicas at once; the others notice it at the next average, or later, and then average without them."""
         steps = self.steps
+        self._lose_files(failure)
         n_leaving = len([each for each in self._replicas(failure) if each not in self.absent])
         _, unnoticed_s = parts_of.finding(self.failures, failure)[0]
-        noticed_s = steps.now_s + unnoticed_s
         every = self.job.average_every
         begin = max(steps.done // every * every, self.first_step)
+        lost_samples = (steps.position - begin) * n_leaving / self.job.n_replicas
         if n_leaving:
             self._strike_leaving(failure, None)
-        self._return_later(failure, begin)
-        if n_leaving:
-            self._set_pace(lost_samples=(steps.position - begin) * n_leaving / self.job.n_replicas)
             next_average = math.floor(steps.position / every) * every + every
-            self.at_step(next_average, partial(self._form_again, failure, noticed_s, self.n_attempts))
+            self._form_at(next_average, failure, steps.now_s + unnoticed_s)
+        self._return_later(failure, begin, lost_samples=lost_samples)
 
     def _strike_leaving(self, failure: Failure, resume: int | None) -> None:
         self.observe_strikes(Strike(failure, self.n_attempts - 1, self.steps.done, resume, leaves=True))
@@ -727,12 +824,21 @@ class _Run:
         every = self.job.average_every
         return math.ceil(self.steps.position / every) * every
 
-    def _form_again(self, failure: Failure, noticed_s: float, n_attempts: int) -> None:
-        """Wait until the others know that a replica has left, and form their groups without it."""
+    def _form_at(self, step: int, failure: Failure, noticed_s: float) -> None:
+        """Let the others form their groups again after a step, once they know who has left."""
+        self.to_form.append((failure, noticed_s))
+        self.at_step(step, _FORM, partial(self._form_again, self.n_attempts))
+
+    def _form_again(self, n_attempts: int) -> None:
+        """Wait until the others know of all that have left, and form their groups without them."""
         if n_attempts != self.n_attempts:
             return
-        self._pause(failure, "infrastructure_recovery", noticed_s - self.steps.now_s)
-        self._pause(failure, *self._connecting())
+        for failure, noticed_s in self.to_form:
+            self._pause(failure, "infrastructure_recovery", noticed_s - self.steps.now_s)
+        if self.to_form:
+            failure, _ = self.to_form[-1]
+            self._pause(failure, *self._connecting())
+        self.to_form.clear()
 
     def _connecting(self) -> TimedPart:
         """Return the part in which the replicas that are there form their groups."""
@@ -744,40 +850,52 @@ class _Run:
         if seconds > 0:
             self._spend(failure, category, min(self.steps.now_s + seconds, self.horizon_s))
 
-    def _return_later(self, failure: Failure, first_step: int) -> None:
+    def _return_later(self, failure: Failure, first_step: int, *, lost_samples: float = 0.0) -> None:
         """Begin the recovery of the replicas that a failure hit, beside the training of the others.
 
         Args:
             failure: It.
             first_step: The first step that counts without them.
+            lost_samples: What is lost with them.
         """
         recovery = self.failures.recovery
         finding_s = math.fsum(seconds for _, seconds in parts_of.finding(self.failures, failure))
-        there_s = finding_s + self._replaced(failure)
-        self.all_there_s = max(self.all_there_s, self.steps.now_s + there_s)
+        there_s = max(self._replaced(failure, self.steps.now_s + finding_s), self._all_back_s(failure))
+        self.all_there_s = max(self.all_there_s, there_s)
         starting = [parts_of.starting(recovery, self.job.n_ranks, 0.0)[0], parts_of.warming_up(recovery)]
-        seconds = there_s + math.fsum(s for _, s in parts_of.tried(recovery, starting, failure, self.chances))
+        ready_s = there_s + math.fsum(s for _, s in parts_of.tried(recovery, starting, failure, self.chances))
         self.n_timers += 1
         for each in self._replicas(failure):
             self.absent[each] = self.n_timers
             self.absent_from.setdefault(each, first_step)
-        if seconds < math.inf:
-            self.after(self.steps.now_s + seconds, partial(self._is_ready, failure, self.n_timers))
+        self._set_pace(lost_samples=lost_samples)
+        if ready_s < math.inf:
+            self.after(ready_s, partial(self._is_ready, failure, self.n_timers))
+
+    def _all_back_s(self, failure: Failure) -> float:
+        """Return when the nodes of the replicas that a failure hits are all there, those that were lost before too."""
+        hit = self._replicas(failure)
+        size = self.job.ranks_per_replica or self.job.n_ranks
+        first = hit.start * size // self.job.gpus_per_node
+        last = (hit.stop * size - 1) // self.job.gpus_per_node
+        return max(self.away_until_s.get(node, 0.0) for node in range(first, last + 1))
 
     def _is_ready(self, failure: Failure, token: int) -> None:
         """Let replicas that are ready again join at the next average."""
         if token in self.absent.values():
-            self.at_step(self._next_average(), partial(self._join, failure, token))
+            self.at_step(self._next_average(), _JOIN, partial(self._join, failure, token))
 
     def _join(self, failure: Failure, token: int) -> None:
         """Take replicas back, which get the state of the others while these wait."""
         if token not in self.absent.values():
             return
-        self._end_absences([each for each, of_each in self.absent.items() if of_each == token], self.steps.done)
+        back = [each for each, of_each in self.absent.items() if of_each == token]
+        self._end_absences(back, self.steps.done)
         self.absent = {each: of_each for each, of_each in self.absent.items() if of_each != token}
         self._pause(failure, *self._connecting())
         self._pause(failure, "checkpoint_restore", self._load_s())
         self._set_pace()
+        self._show_defects(back)
 
     def _end_absences(self, replicas: Iterable[int], step: int) -> None:
         """Note for how long replicas were absent."""
@@ -801,17 +919,19 @@ class _Run:
         return was_slow
 
     def _set_pace(self, *, lost_samples: float = 0.0) -> None:
-        """Set the pace by what is slow and who is absent."""
+        """Set the pace by who is absent, and by what makes the others slow or stand still."""
         factor = 1.0
         cause = None
-        for number in self.slow:
-            of_cause = self.failures.causes[number]
-            slower = of_cause.factor or self.job.slowed[of_cause.cause]
-            if slower > factor:
+        for number, of_cause in self.slow.items():
+            settings = self.failures.causes[number]
+            slower = settings.factor or self.job.slowed[settings.cause]
+            if slower > factor and not all(map(self._is_absent, of_cause.values())):
                 factor = slower
                 cause = number
+        self.steps.is_still = not all(self._is_absent(each) for each, _ in self.blocked.values())
         share = 1.0 - len(self.absent) / self.job.n_replicas
-        self.steps.set_pace(Pace(self.step_s * factor, share, cause), lost_samples=lost_samples)
+        pace = Pace(self.step_s * factor, share, cause, factor)
+        self.steps.set_pace(pace, lost_samples=lost_samples)
 
     def _end(self) -> None:
         self.is_over = True
@@ -854,6 +974,6 @@ class _Run:
         ends = [each.begin for each in self.steps.stretches[1:]] + [self.steps.position]
         for stretch, end in zip(self.steps.stretches, ends, strict=True):
             if stretch.pace.cause is not None:
-                longer_s = (end - stretch.begin) * (stretch.pace.step_s - self.step_s)
+                longer_s = (end - stretch.begin) * stretch.pace.step_s * (1 - 1 / stretch.pace.factor)
                 seconds = self.losses[stretch.pace.cause].seconds
                 seconds["step_time_deviation"] = seconds.get("step_time_deviation", 0.0) + longer_s

@@ -47,11 +47,13 @@ class Pace:
         step_s: Of a step.
         share: Of the replicas that train.
         cause: Index of the cause that makes steps slower; None if none does.
+        factor: By which it does.
     """
 
     step_s: float
     share: float = 1.0
     cause: int | None = None
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class CheckpointedSteps:
         part: Of the step in progress, below 1.
         save_s: Time lost to files so far.
         still_s: Time so far for which nothing passed.
-        n_still: Reasons to stand still now.
+        is_still: Whether nothing passes now.
         n_files: Files written so far.
     """
 
@@ -99,7 +101,7 @@ class CheckpointedSteps:
     part: float = 0.0
     save_s: float = 0.0
     still_s: float = 0.0
-    n_still: int = 0
+    is_still: bool = False
     n_files: int = 0
     stretches: list[KeptSteps] = field(default_factory=list)
     _usable: int | None = None
@@ -132,13 +134,13 @@ class CheckpointedSteps:
     def advance(self, until_s: float, until_step: float = math.inf) -> None:
         """Train until a time, or until a number of steps is done and their file, if one is due, is written."""
         while self.now_s < until_s:
-            if self.n_still:
+            if self.has_done(until_step):
+                return
+            if self.is_still:
                 self.still_s += until_s - self.now_s
                 self.now_s = until_s
             elif self._is_due:
                 self._save(until_s)
-            elif self.done >= until_step:
-                return
             elif not self._take_intervals(until_s, until_step):
                 self._train(until_s, until_step)
 

@@ -29,7 +29,7 @@ _WHEN = ("rate_per_s", "every_s", "at_s", "at_steps")
 _OF_EFFECTS: dict[str, tuple[Effect, ...]] = {  # keys that only some effects have
     "factor": ("slow",),
     "found_after_s": ("slow", "corruption"),
-    "found_by": ("hang",),
+    "found_by": ("hang", "process", "node"),
     "share": ("flap",),
     "lasts_s": ("flap", "planned"),
     "notice_s": ("planned",),
@@ -104,7 +104,8 @@ class FailureCause(Settings):
         again: Failures that come back on the same node.
         factor: Of step times while slow.
         found_after_s: Until slowness, or corruption, is found.
-        found_by: Name of the time-out that ends a hang; the longest if absent.
+        found_by: Name of the time-out that ends a hang, the longest if absent; or by which a lost process or node is
+            noticed, `recovery.detect_s` if absent.
         link: Of a flap.
         share: Of a link's rate that is left; 0: nothing passes.
         lasts_s: Of a flap, or until the nodes of a planned interruption are back; 0 s if absent.
@@ -316,7 +317,8 @@ class Failures(Settings):
         recovery: What it takes to go on.
         on_failure: `restart` all ranks; likewise with `spare` nodes; or `continue` with a replica less.
         spares: Nodes that wait for others to fail.
-        step_factor: Step times of this policy over those without it, such as of a manager that each step asks.
+        step_factor: Step times of this policy over those without it, such as of averages by another library. A lone
+            replica averages with nobody.
         uncertain: Ranges of its numbers, by path, such as `causes[0].rate`.
     """
 
@@ -340,9 +342,9 @@ class Failures(Settings):
         for i, cause in enumerate(self.causes):
             if names.index(cause.cause) != i:
                 yield ("causes", i, "cause"), f"duplicate name {shown(cause.cause)}: write another one"
-            if cause.effect == "hang" and not timeouts:
+            if not timeouts and (cause.effect == "hang" or cause.found_by is not None):
                 hint = "write failures.recovery.timeouts, e.g. {collective: 10 min}"
-                yield ("causes", i, "effect"), f"hang: a time-out ends it: {hint}"
+                yield ("causes", i, "effect"), f"{cause.effect}: a time-out finds it: {hint}"
             elif cause.found_by is not None and cause.found_by not in timeouts:
                 unknown = f"{shown(cause.found_by)} is no time-out of recovery.timeouts"
                 yield ("causes", i, "found_by"), f"{unknown}: {nearest(cause.found_by, timeouts)}"

@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from simdist.display import Displayed
 from simdist.errors import ScenarioError
 from simdist.scenario import presets, strict_yaml
 from simdist.scenario.checkpoint import CheckpointSettings
@@ -343,7 +344,7 @@ def _steps_per_epoch(info: ValidationInfo) -> int:
     return data.n_samples // (workload.samples_per_step * cluster.world_size) if data and cluster and workload else 1
 
 
-class Scenario(Settings):
+class Scenario(Settings, Displayed):
     """Question to the simulator: machines, a training job, what disturbs it, and the schedules to compare.
 
     Args:
@@ -458,11 +459,6 @@ class Scenario(Settings):
         return f"Scenario({', '.join(f'{key}={text}' for key, text in parts.items())})"
 
     __str__ = __repr__
-
-    def _repr_html_(self) -> str:
-        from simdist import html_of
-
-        return html_of(self)
 
     @property
     def is_random(self) -> bool:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
+from simdist.display import Pictured
 from simdist.errors import ScenarioError
 from simdist.runs.building import build
 from simdist.scenario import Scenario
@@ -35,7 +36,6 @@ from simdist.studies.statistics import resampled_interval
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 _Drawn: TypeAlias = Literal["recorded", "random", "fixed"]
 #: Called with a schedule's label, the rank-steps done and the total rank-steps.
@@ -79,7 +79,7 @@ class Gain:
 
 
 @dataclass(frozen=True, repr=False)
-class Gains:
+class Gains(Pictured):
     """Gains of other schedules.
 
     Args:
@@ -130,20 +130,9 @@ class Gains:
         """Return one row per schedule, the baseline first; see `records`."""
         return frame_of_records(self.records())
 
-    def plot(self) -> "Figure":
-        """Draw the speed-up of each schedule with its interval."""
-        from simdist import plot
-
-        return plot(self)
-
     def __repr__(self) -> str:
         rows = (f"{each.schedule}: {each.speedup:.2f}" for each in self.rows)
         return f"<speed-up over {self.baseline}, {self.baseline_step_s:.4g} s per step: {', '.join(rows)}>"
-
-    def _repr_html_(self) -> str:
-        from simdist import html_of
-
-        return html_of(self)
 
     @property
     def fastest(self) -> Gain | None:

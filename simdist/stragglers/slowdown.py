@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist.display import Pictured
 from simdist.engines.replay import Timing, replayed_step_end_s, timing
 from simdist.errors import TraceError
 from simdist.stragglers.ideal import (
@@ -47,7 +48,6 @@ from simdist.traces.waiting import step_end_s as traced_end_s
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 _Floats: TypeAlias = NDArray[np.float64]
 #: Called with the work done and the total work.
@@ -77,7 +77,7 @@ class Loss:
 
 
 @dataclass(frozen=True, repr=False)
-class Slowdown:
+class Slowdown(Pictured):
     """The analysis of one trace. Seconds are per step unless they have an axis of steps.
 
     Args:
@@ -163,22 +163,11 @@ class Slowdown:
             )
         )
 
-    def plot(self) -> "Figure":
-        """Draw what each rank alone adds to an ideal step."""
-        from simdist import plot
-
-        return plot(self)
-
     def __repr__(self) -> str:
         return (
             f"<slowdown {self.replayed_s / self.ideal_s:.3g}: {self.replayed_s:.4g} s per step, {self.ideal_s:.4g} s "
             f"without stragglers>"
         )
-
-    def _repr_html_(self) -> str:
-        from simdist import html_of
-
-        return html_of(self)
 
     @property
     def rank_step_slowdowns(self) -> _Floats:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist.display import Pictured
 from simdist.engines.choose import Engine
 from simdist.errors import ScenarioError, naming
 from simdist.plan.delays import Draw
@@ -45,7 +46,6 @@ from simdist.traces.trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
     from simdist.engines.actors import Actor
 
@@ -158,7 +158,7 @@ def _scaled(interval: Interval | None, factor: float) -> Interval | None:
 
 
 @final
-class Comparison(list[Row]):
+class Comparison(list[Row], Pictured):
     """The rows of a comparison. In a notebook it is shown as a table.
 
     >>> from simdist.scenario import load
@@ -250,20 +250,9 @@ class Comparison(list[Row]):
             for number, (seed, step_s) in enumerate(zip(seeds, each.step_s, strict=True))
         )
 
-    def plot(self) -> "Figure":
-        """Draw the speed-ups with their intervals, and where the step time goes."""
-        from simdist import plot
-
-        return plot(self)
-
     def __repr__(self) -> str:
         lines = (f"{each.schedule}: {format_seconds(each.step_s)} per step, {each.speedup:.2f}" for each in self)
         return "\n".join([self.title, *lines, *(f"{each}." for each in self.remarks)])
-
-    def _repr_html_(self) -> str:
-        from simdist import html_of
-
-        return html_of(self)
 
 
 def compare(  # noqa: PLR0913 (one for each option)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from simdist.display import Pictured
 from simdist.engines.observers import WholeTrace
 from simdist.engines.run import run
 from simdist.errors import ScenarioError
@@ -25,7 +26,6 @@ from simdist.studies.epochs import Epochs, find_epochs
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 _AS_IT_IS = "as it is"
 
@@ -71,7 +71,7 @@ class KnobEffect:
 
 
 @dataclass(frozen=True, slots=True)
-class KnobEffects:
+class KnobEffects(Pictured):
     """Effects of all knobs on a schedule.
 
     Args:
@@ -101,17 +101,6 @@ class KnobEffects:
     def frame(self) -> "pd.DataFrame":
         """Return one row per knob, the schedule as it is first; see `records`."""
         return frame_of_records(self.records())
-
-    def plot(self) -> "Figure":
-        """Draw the seconds with each knob, and how many of them are stalls."""
-        from simdist import plot
-
-        return plot(self)
-
-    def _repr_html_(self) -> str:
-        from simdist import html_of
-
-        return html_of(self)
 
 
 def knobs(scenario: Scenario, schedule: Schedule) -> tuple[Knob, ...]:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist.display import Pictured
 from simdist.errors import TraceError, require
 from simdist.plan import LEVELS, Load, Plan, StageIn, lane_of, occurrences
 from simdist.plan import reads as buffers_read
@@ -39,7 +40,6 @@ from simdist.traces.waiting import step_end_s
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 
 #: Compute hides the loading if stalls are less of an epoch than this.
@@ -86,7 +86,7 @@ class Epoch:
 
 
 @dataclass(frozen=True)
-class Epochs:
+class Epochs(Pictured):
     """The epochs of a trace.
 
     Args:
@@ -112,17 +112,6 @@ class Epochs:
     def waiting_s(self) -> float:
         """Seconds of staging and of all stalls."""
         return self.staging_s + math.fsum(epoch.stall_s for epoch in self.epochs)
-
-    def plot(self) -> "Figure":
-        """Draw the seconds of each epoch, and which of them are stalls."""
-        from simdist import plot
-
-        return plot(self)
-
-    def _repr_html_(self) -> str:
-        from simdist import html_of
-
-        return html_of(self)
 
     def frame(self) -> "pd.DataFrame":
         """Return one row per epoch.

@@ -16,6 +16,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias, final
 
+from simdist.display import Pictured
 from simdist.errors import PlanError, ScenarioError, naming
 from simdist.runs.attempts import CATEGORIES
 from simdist.runs.failing_job import check_failures_fit
@@ -43,9 +44,10 @@ from simdist.studies.drawn_failures import (
     break_even_range_s,
     drawn_job,
     draws_for,
+    goodput_range_at,
 )
 from simdist.studies.remarks import Remark, below_table, documents, remarks_of, with_remarks
-from simdist.studies.statistics import Interval, Samples, mean_interval, ratio_interval
+from simdist.studies.statistics import Interval, Samples, mean_interval, ratio_interval, share_of_one
 from simdist.studies.suffering import (
     SteadySchedule,
     Suffered,
@@ -64,7 +66,6 @@ from simdist.studies.uncertainty import CHANCE, causes
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 #: Called with the label of a schedule and the share of it that is done.
 Progress: TypeAlias = Callable[[str, float], None]
@@ -90,6 +91,8 @@ def in_words(category: Category) -> str:
 
 def _percent_with_interval(center: float, interval: Interval | None) -> str:
     half = 50 * (interval[1] - interval[0]) if interval else 0.0
+    if interval and half >= 0.05 and (interval[0] == 0 or interval[1] == 1):  # cut off, so not even
+        return percent_in_range(center, interval)
     return f"{100 * center:.1f}" + (f" ± {half:.1f} %" if half >= 0.05 else " %")
 
 
@@ -256,6 +259,11 @@ class GoodputRow:
         shares = self._ranges()[1]
         return shares if max(shares, key=shares.__getitem__, default=CHANCE) != CHANCE else {}
 
+    @property
+    def goodput_range90(self) -> Interval | None:
+        """90 % interval of goodput, from seeds and what is uncertain; None if rates and recovery are certain."""
+        return self._ranges()[0].get("goodput_range90")
+
     def _ranges(self) -> tuple[dict[str, Interval], dict[str, float]]:
         """Return the intervals of what is uncertain, and the shares of their causes."""
         if self.drawn is None or self.base_drawn is None:
@@ -333,7 +341,7 @@ class GoodputRow:
             "schedule": self.schedule,
             "on_failure": self.on_failure,
             "goodput": self.goodput,
-            "goodput_ci95": mean_interval(self.suffered.goodput),
+            "goodput_ci95": share_of_one(mean_interval(self.suffered.goodput)),
             "ettr": float(self.suffered.ettr.mean()),
             "difference": float(self._differences.mean()),
             "difference_ci95": mean_interval(self._differences),
@@ -367,12 +375,14 @@ class RatePoint:
         between_failures_s: Mean time between failures that end an attempt.
         goodput: Mean over the seeds of the curve.
         speedup: Trained per second, over the baseline at the same rates; None if that trains nothing.
+        goodput_range90: 90 % interval of goodput at these rates; None if all but the rates is certain.
     """
 
     factor: float
     between_failures_s: float
     goodput: float
     speedup: float | None
+    goodput_range90: Interval | None = None
 
     def record(self) -> dict[str, object]:
         """Return the point as JSON.
@@ -381,12 +391,15 @@ class RatePoint:
             factor, between_failures_s (float): Factor of the scenario's rates; mean time between failures that end an
                 attempt.
             goodput (float): As in "Goodput of a schedule".
+            goodput_range90 (list): Only with an uncertain recovery: its 90 % interval at these rates.
             speedup (float or null): Likewise.
         """
+        known = {} if self.goodput_range90 is None else {"goodput_range90": self.goodput_range90}
         return {
             "factor": self.factor,
             "between_failures_s": self.between_failures_s,
             "goodput": self.goodput,
+            **known,
             "speedup": self.speedup,
         }
 
@@ -446,7 +459,7 @@ class RateCurve:
 
 
 @final
-class GoodputStudy(list[GoodputRow]):
+class GoodputStudy(list[GoodputRow], Pictured):
     """The goodput of each schedule with each policy. In a notebook it is shown as a table."""
 
     def __init__(
@@ -549,20 +562,9 @@ class GoodputStudy(list[GoodputRow]):
         names = dict.fromkeys(name for each in records for name in each)
         return {name: [each.get(name) for each in records] for name in names}
 
-    def plot(self) -> "Figure":
-        """Draw the time that is lost, and goodput against the rate of failures."""
-        from simdist import plot
-
-        return plot(self)
-
     def __repr__(self) -> str:
         lines = (f"{each.label}: goodput {format_share(each.goodput)}" for each in self)
         return "\n".join([self.title, *lines, *(f"{each}." for each in self.remarks)])
-
-    def _repr_html_(self) -> str:
-        from simdist import html_of
-
-        return html_of(self)
 
 
 def _between(point: RatePoint) -> str:
@@ -740,15 +742,17 @@ def _curves(
     if not any(math.isfinite(time_between_failures_s(failures, trained.job)) for trained, failures in pairs):
         return []
     points: list[list[RatePoint]] = [[] for _ in rows]
+    draws = FailureDraws.of(scenario, rates=False)
     for factor in FACTORS:
         changed = [(trained, scaled(failures, factor)) for trained, failures in pairs]
         found = [suffer(failures, *for_search(scenario, failures, trained)) for trained, failures in changed]
         for number, (trained, failures) in enumerate(changed):
             between_s = time_between_failures_s(failures, trained.job)
             ratio = _over(found[number], found[at])
-            points[number].append(RatePoint(factor, between_s, float(found[number].goodput.mean()), ratio))
+            mean = float(found[number].goodput.mean())
+            ends = goodput_range_at(draws, failures.on_failure, trained, factor=factor, center=mean)
+            points[number].append(RatePoint(factor, between_s, mean, ratio, ends))
     curves = [RateCurve(row.label, tuple(of_row)) for row, of_row in zip(rows, points, strict=True)]
-    draws = FailureDraws.of(scenario, rates=False)
     sides = [(failures.on_failure, trained) for trained, failures in pairs]
     return [
         replace(curve, break_even_range_s=break_even_range_s(draws, sides[number], sides[at], curve.factors))

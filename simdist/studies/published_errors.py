@@ -7,8 +7,8 @@ storage. The doubt of a kind is the distribution of
     log(measured seconds / simulated seconds)
 
 over published rows of that kind, by hardware. A draw takes a place from 0 to 1 in it and multiplies prices: those of
-forward and backward passes, of collectives by their size, or of reading. All schedules get the same draws. So an error
-of computing changes their ratio little, one of the network more.
+forward and backward passes, with the doubt of the batch also of launching them, of collectives by their size, or of
+reading. All schedules get the same draws. So an error of computing changes their ratio little, one of the network more.
 
 `published_errors.json` has the distributions. `experiments/published_rows` estimates and tests them.
 """
@@ -23,8 +23,20 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from simdist.cost.compute import ComputeCost
 from simdist.cost.costs import Costs, Local, OpCost, Resources, Shared, Transfer, Varying
-from simdist.plan import COLLECTIVES, AllGather, Backward, Buffer, Forward, Load, Plan, ReduceScatter, StageIn
+from simdist.plan import (
+    COLLECTIVES,
+    AllGather,
+    Backward,
+    Buffer,
+    Forward,
+    KernelLaunch,
+    Load,
+    Plan,
+    ReduceScatter,
+    StageIn,
+)
 from simdist.plan.group import Group
 from simdist.plan.ops import Collective, Op
 from simdist.runs.building import job, lost_share
@@ -62,6 +74,8 @@ _MEASURE: dict[_Kind, str] = {
     "storage": "MB/s and files/s of the storage, e.g. with real.calibrate --data",
     "input": "samples/s of one machine with its data, and with data that are in memory",
 }
+#: The GPU bounds a step from this many times the host's time on, because the host's time varies by as much.
+BOUND_BY_GPU = 1.25
 _OF_COMPUTING = ("batch", "machine", "machines", "sharded", "input")
 _CALIBRATED = "real.calibrate"  # measures both links; one that its line meets has no range
 _OVERHEAD = "collectives.overhead"
@@ -157,7 +171,7 @@ def kinds_of_step(scenario: Scenario, hardware: str, table: _Table) -> tuple[Dou
     of_training = (hardware, precision(scenario.workload))
     found: list[Doubt] = []
     if scenario.workload.batch_over_measured != 1:
-        found.append(batch_doubt(table, scenario.workload))
+        found.append(batch_doubt(table, scenario.workload, cluster))
     lost = _lost(scenario)
     n_measured = _measured_ranks(scenario)
     if n_measured < cluster.gpus_per_node and lost is not None and not scenario.imported:
@@ -256,17 +270,37 @@ def link_class(cluster: Cluster, kind: _Kind) -> str:
     return "NVLink"
 
 
-def batch_doubt(table: _Table, workload: Workload) -> Doubt:
+def batch_doubt(table: _Table, workload: Workload, cluster: Cluster) -> Doubt:
     """Return the doubt of the time of a batch that was not measured, by its size over the nearest measured one.
 
-    The rows are those of what else is known: two measured batch sizes or more, or the seconds of launching kernels.
+    If launching takes a known time, that of a smaller batch is by what the GPU takes over it. A larger batch has less
+    doubt if the GPU bounds all measured sizes. Otherwise they tell little of the GPU.
     """
-    of = table["batch"]
-    name = "two sizes" if len(workload.step_times) > 1 else "launch" if workload.launches.passes_s else ""
-    found = of["classes"][name]
-    at = math.log(workload.batch_over_measured)
-    logs = tuple(float(np.interp(at, np.log(of["ratios"]), each)) for each in zip(*found["logs"], strict=True))
+    at = workload.batch_over_measured
+    distance = 1.0
+    name = "two sizes" if len(workload.step_times) > 1 else "one size"
+    launch_s = workload.launches.passes_s
+    if launch_s:
+        compute = ComputeCost(workload, cluster)
+        passes_s = compute.forward_s + compute.backward_s
+        if at < 1:
+            name = f"{name} and launches, smaller"
+            distance = min(1.0, -math.log2(at))  # the rows are of half the size and less
+            at = passes_s / launch_s
+        elif _smallest_measured_s(workload, passes_s) >= BOUND_BY_GPU * launch_s:
+            name = f"{name} and launches, larger"
+    found = table["batch"]["classes"][name]
+    places = np.log(found["at"])
+    logs = tuple(distance * float(np.interp(math.log(at), places, each)) for each in zip(*found["logs"], strict=True))
     return Doubt("batch", name, found["rows"], found["families"], (logs,))
+
+
+def _smallest_measured_s(workload: Workload, passes_s: float) -> float:
+    """Return what the smallest measured batch takes the GPU at least: its share of the largest one's time."""
+    measured = workload.step_times
+    if not measured:
+        return passes_s / workload.batch_over_measured
+    return measured[-1].time_s * measured[0].batch_size / measured[-1].batch_size
 
 
 def _training_doubt(table: _Table, kind: _Kind, hardware: str, precision: str) -> Doubt:
@@ -326,6 +360,7 @@ def doubted(plan: Plan, costs: Costs, at: Mapping[Doubt, float], *, ranged_s: fl
     """
     step_us = _computing_us(plan, costs)
     computing = math.prod(each.factor(place, step_us) for each, place in at.items() if each.kind in _OF_COMPUTING)
+    launching = math.prod(each.factor(place) for each, place in at.items() if each.kind == "batch")
     reading = math.prod(each.factor(place, step_us) for each, place in at.items() if each.kind == "storage")
     by_kind = {each.kind: (each, each.logs_at(place)) for each, place in at.items()}
     buffers = {buffer.name: buffer for buffer in plan.buffers}
@@ -345,6 +380,8 @@ def doubted(plan: Plan, costs: Costs, at: Mapping[Doubt, float], *, ranged_s: fl
     def price(op: Op, cost: OpCost) -> OpCost:
         if isinstance(cost, Local) and isinstance(op, Forward | Backward):
             return Local(cost.seconds * computing)
+        if isinstance(cost, Local) and isinstance(op, KernelLaunch) and op.n_tensors:
+            return Local(cost.seconds * launching)
         if isinstance(cost, Shared) and isinstance(op, COLLECTIVES):
             key = id(cost), factor(op)
             if key not in scaled:

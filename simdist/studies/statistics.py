@@ -75,6 +75,15 @@ def mean_interval(samples: Samples, *, error: float = 0.0) -> Interval | None:
     return _around(float(samples.mean()), samples, error)
 
 
+def share_of_one(interval: Interval | None) -> Interval | None:
+    """Return what of an interval is between 0 and 1, for shares.
+
+    >>> share_of_one((-0.2, 0.9))
+    (0.0, 0.9)
+    """
+    return interval and (max(0.0, interval[0]), min(1.0, interval[1]))
+
+
 def positive_interval(samples: Samples, *, error: float = 0.0) -> Interval | None:
     """Return the 95 % confidence interval of the mean of samples `[n]` that are positive, such as times.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, final
 
+from simdist.display import Pictured
 from simdist.errors import ScenarioError, naming
 from simdist.runs.building import build
 from simdist.scenario import Scenario, load
@@ -27,7 +28,6 @@ from simdist.studies.tables import table_text
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 #: Called with the label of a schedule and the share of it that is done.
 _Progress: TypeAlias = Callable[[str, float], None]
@@ -106,7 +106,7 @@ class Tolerance:
 
 
 @final
-class Tolerances(list[Tolerance]):
+class Tolerances(list[Tolerance], Pictured):
     """The stragglers that each schedule tolerates.
 
     >>> Tolerances([], title="no schedule", scenario="job", delay_s=0.2, most_loss=0.05)
@@ -161,17 +161,6 @@ class Tolerances(list[Tolerance]):
     def frame(self) -> "pd.DataFrame":
         """Return one row per schedule, with the columns of `simdist compare --tolerable`."""
         return with_remarks(frame_of_records(each.record() for each in self), self.remarks)
-
-    def plot(self) -> "Figure":
-        """Draw the largest tolerable probability of each schedule."""
-        from simdist import plot
-
-        return plot(self)
-
-    def _repr_html_(self) -> str:
-        from simdist import html_of
-
-        return html_of(self)
 
 
 def tolerances(

@@ -327,14 +327,17 @@ def _recovery(run: RunDirectory, log: AttemptLog, ends: Sequence[_Failed]) -> Me
     deaths = [seconds for seconds, failure in found if failure and failure.kind == "gone"]
     losses = [seconds for seconds, failure in found if failure and failure.kind == "lost"]
     starts = [each.started_s - each.launched_s for each in later]
+    deaths_of_lost: list[float] = []  # these close no connection, so that a time-out finds them
     starts_of_lost: list[float] = []
+    found_after_s = {"hang": hangs, "gone": deaths, "lost": deaths_of_lost}
     for met, absence in _noticed(run, log):
         kind = run.failures[met.number].kind
-        if kind != "planned":
-            (hangs if kind == "hang" else deaths).append(absence.noticed_s - met.at_s)
+        if kind in found_after_s:
+            found_after_s[kind].append(absence.noticed_s - met.at_s)
         if absence.started_s is not None:
-            (starts_of_lost if kind == "lost" else starts).append(absence.started_s - absence.noticed_s)
-    detect_s = _mean(deaths)
+            began_after_s = max(0.0, absence.started_s - absence.noticed_s)
+            (starts_of_lost if kind == "lost" else starts).append(began_after_s)
+    detect_s = _mean(deaths or deaths_of_lost)
     start_s = _mean(starts) or 0.0
     beyond_s = [each - (detect_s or 0.0) for each in losses] + [each - start_s for each in starts_of_lost]
     schedule_s = _mean(beyond_s)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, final
 
 from simdist import __version__
+from simdist.display import Displayed
 from simdist.engines.choose import Engine
 from simdist.scenario import Scenario
 from simdist.scenario.fields import ANYWHERE, ScenarioField, parse_path
@@ -111,7 +112,7 @@ class RowKey:
 
 @final
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(Displayed):
     """Definition of a sweep; `load` reads one.
 
     Args:
@@ -139,11 +140,6 @@ class Sweep:
     n_seeds: int
     engine: Engine
     time_limit_s: float
-
-    def _repr_html_(self) -> str:
-        from simdist import html_of
-
-        return html_of(self)
 
     @cached_property
     def fields(self) -> tuple[ScenarioField, ...]:

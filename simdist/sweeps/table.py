@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from simdist.display import Pictured
 from simdist.errors import SimdistError, require
 from simdist.scenario import strict_yaml
 from simdist.settings.base import plural
@@ -23,7 +24,6 @@ from simdist.traces.breakdown import STATES
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 TraceSource: TypeAlias = Literal["simulated", "real"]
 #: Name -> a value for each row; None where there is none.
@@ -93,7 +93,7 @@ class ResultRow:
 
 
 @dataclass(frozen=True, repr=False)
-class Table:
+class Table(Pictured):
     """Results and their common properties.
 
     Args:
@@ -126,19 +126,8 @@ class Table:
         """Return the results as a pandas frame, with the columns of `values_of`; its `attrs` have the `remarks`."""
         return with_remarks(_frame_of(columns(self)), self.remarks)
 
-    def plot(self) -> "Figure":
-        """Draw the speed-ups over the first varied number, with their intervals."""
-        from simdist import plot
-
-        return plot(self)
-
     def __repr__(self) -> str:
         return f"<results: {len(self.results):,} rows, {self.n_missing:,} missing, {self.n_failed:,} failed>"
-
-    def _repr_html_(self) -> str:
-        from simdist import html_of
-
-        return html_of(self)
 
 
 def uses_kinds(results: Sequence[ResultRow]) -> bool:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist.display import Pictured
 from simdist.errors import TraceError, require
 from simdist.plan.lanes import COMM, IO, Lane, LaneKind
 from simdist.plan.walk import Template, stretches
@@ -37,7 +38,6 @@ from simdist.traces.trace import Trace, late_shares
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 _Times: TypeAlias = NDArray[np.float64]
 #: Returns the links that held an instance up, and the seconds at its end, broadcasting to `[world_size, n]`.
@@ -71,7 +71,7 @@ class Collector(Protocol):
 
 
 @dataclass(frozen=True)
-class Breakdown:
+class Breakdown(Pictured):
     """Seconds that ranks spent in each state, summed over all steps.
 
     Args:
@@ -145,17 +145,6 @@ class Breakdown:
                 **{f"{state}_s": seconds.T.ravel() for state, seconds in self.rank_states_s().items()},
             }
         )
-
-    def plot(self) -> "Figure":
-        """Draw the seconds per step of each rank in each state, as stacked bars."""
-        from simdist import plot
-
-        return plot(self)
-
-    def _repr_html_(self) -> str:
-        from simdist import html_of
-
-        return html_of(self)
 
     def of_ranks(self, rows: NDArray[np.int64]) -> "Breakdown":
         """Return the breakdown of all ranks, where rows stand for several: those of each rank, `[world_size]`."""

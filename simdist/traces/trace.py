@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.arrays import Declared, open_arrays
+from simdist.display import Pictured
 from simdist.errors import PlanError, TraceError, require
 from simdist.files import MAX_DOCUMENT_NBYTES
 from simdist.plan import Plan, lane_of
@@ -30,7 +31,6 @@ from simdist.traces.links import LinkTable, read_links
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 
 _FORMAT = "simdist-trace-1"
@@ -42,7 +42,7 @@ _WRITERS = "`simdist simulate -o RUN` writes one, `torchrun ... -m real RUN` a m
 
 
 @dataclass(frozen=True, repr=False)
-class Trace:
+class Trace(Pictured):
     """Times of each operation instance on each rank.
 
     Args:
@@ -197,19 +197,8 @@ class Trace:
             }
         )
 
-    def plot(self) -> "Figure":
-        """Draw a timeline of the first steps; `simdist.report.timeline_figure` has others."""
-        from simdist import plot
-
-        return plot(self)
-
     def __repr__(self) -> str:
         return f"<trace of {self.plan.name}: {self.plan.world_size:,} ranks, {self.makespan_s:.4g} s, by {self.source}>"
-
-    def _repr_html_(self) -> str:
-        from simdist import html_of
-
-        return html_of(self)
 
     def _places(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return step, position and body of every instance."""

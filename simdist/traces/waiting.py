@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist.display import Pictured
 from simdist.errors import require
 from simdist.plan import COLLECTIVES, Channel, Delay, Enter, Op, Plan, Wait, lane_of, occurrences
 from simdist.plan.delays import Delays, seconds_of
@@ -29,7 +30,6 @@ from simdist.traces.trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 
 _Seconds: TypeAlias = NDArray[np.float64]
@@ -102,7 +102,7 @@ def injected_s(plan: Plan, delays: Delays) -> dict[Channel, _Seconds]:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class Waiting(Pictured):
     """Waiting in collectives, by the rank that waited and the rank that caused it.
 
     Args:
@@ -149,17 +149,6 @@ class Waiting:
                 "suffered_s": self.suffered_s.ravel(),
             }
         )
-
-    def plot(self) -> "Figure":
-        """Draw the seconds that others waited for each rank, and that it waited for them."""
-        from simdist import plot
-
-        return plot(self)
-
-    def _repr_html_(self) -> str:
-        from simdist import html_of
-
-        return html_of(self)
 
 
 def attribute_waiting(trace: Trace, held: Held | None = None) -> Waiting:

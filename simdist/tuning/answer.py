@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
+from simdist.display import Pictured
 from simdist.runs.building import dataset
 from simdist.runs.memory import may_not_fit, surely_fits
 from simdist.scenario import Recorded, Scenario
@@ -32,7 +33,6 @@ from simdist.tuning.verdict import Verdict, entry, lines_of_scenario
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 _FEW_PERIODS = 10  # in fewer, a last one that is cut off saves a schedule an average that others pay for
 _NOT_KNOWN = (
@@ -134,7 +134,7 @@ _OF_JOB = "step times are the time of the whole job per step that counts, with r
 
 
 @dataclass(frozen=True, repr=False)
-class Tuned:
+class Tuned(Pictured):
     """Result of a search.
 
     Args:
@@ -316,16 +316,5 @@ class Tuned:
         """Return a row per finalist, with the columns of `simdist.studies.comparison.frame`, the fastest first."""
         return with_remarks(comparison.frame([each.row for each in self.finalists]), self.remarks)
 
-    def plot(self) -> "Figure":
-        """Draw the speed-ups of the finalists, and where their step time goes."""
-        from simdist import plot
-
-        return plot(self)
-
     def __repr__(self) -> str:
         return self.text()
-
-    def _repr_html_(self) -> str:
-        from simdist import html_of
-
-        return html_of(self)

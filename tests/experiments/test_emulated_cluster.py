@@ -188,14 +188,17 @@ def test_page_shows_what_was_recorded(chosen):
 @pytest.mark.skipif(network.missing() is not None, reason=f"no emulated cluster here: {network.missing()}")
 @pytest.mark.parametrize(
     ("name", "n_runs"),
-    [pytest.param("synchronization", 2 * 2 * 5, marks=pytest.mark.full), ("communication", 2 * 7)],  # one way for both
+    [pytest.param("synchronization", 2 * 2 * 5, marks=pytest.mark.full), ("communication", 7)],  # one way for both
 )
 def test_experiment_runs_from_calibration_to_tables(name, n_runs, capsys, monkeypatch):
     assert_runs(name, n_runs, capsys, monkeypatch)
 
 
 @pytest.mark.skipif(network.missing() is not None, reason=f"no emulated cluster here: {network.missing()}")
-@pytest.mark.parametrize(("name", "n_runs"), [("links", 5 * 3), ("checkpoints", 2 * 3), ("sharded", 2 * 7)])
+@pytest.mark.parametrize(
+    ("name", "n_runs"),
+    [("links", 5 * 3), ("checkpoints", 2 * 3), pytest.param("sharded", 2 * 7, marks=pytest.mark.full)],
+)
 def test_experiment_runs_with_the_recorded_links(name, n_runs, capsys, monkeypatch):
     """Eight ranks that calibrate for two seconds beside other tests do not always find a line."""
     monkeypatch.setattr(run, "calibrate", lambda chosen, *_, **__: load_cluster(study.cluster_path(chosen)))

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 from scripts import ROOT, load_script
 
-from simdist.report import insert_tables
+from simdist.report import insert_tables, markdown_table
 from simdist.scenario.warnings import warnings_of
 
 HSGD = ROOT / "experiments" / "hsgd_stragglers"
@@ -106,9 +106,9 @@ def test_stragglers_that_cost_less_than_10_percent_do_not_pay_for_the_averages()
 def test_page_shows_the_tables_of_the_code():
     rows = {n_gpus: effect(n_gpus, "base") for n_gpus in run.PUBLISHED}
     tables = {
-        "published": "\n".join(run.published_table(rows)),
-        "rows": "\n".join(run.rows_table(rows)),
-        "limits": "\n".join(run.limits_table(limits())),
+        "published": markdown_table(run.published_table(rows)),
+        "rows": markdown_table(run.rows_table(rows)),
+        "limits": markdown_table(run.limits_table(limits())),
     }
     page = (HSGD / "README.md").read_text(encoding="utf-8")
     assert insert_tables(page, tables) == page
@@ -118,7 +118,7 @@ def test_page_shows_the_tables_of_the_code():
 def test_page_shows_the_table_of_effects():
     rows = {n_gpus: {name: effect(n_gpus, name) for name in run.EFFECTS} for n_gpus in run.PUBLISHED}
     page = (HSGD / "README.md").read_text(encoding="utf-8")
-    assert insert_tables(page, {"effects": "\n".join(run.effects_table(rows))}) == page
+    assert insert_tables(page, {"effects": markdown_table(run.effects_table(rows))}) == page
 
 
 def test_quick_mode_prints_every_table(capsys, monkeypatch):

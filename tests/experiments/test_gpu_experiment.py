@@ -43,7 +43,7 @@ SCENARIO = {
 def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     """Return the modules of the experiment that have no torch of their own to load."""
     monkeypatch.syspath_prepend(str(HERE))
-    names = ("kept", "values", "nccl", "shared_gpu", "steps", "verdicts", "published_curves")
+    names = ("kept", "values", "nccl", "shared_gpu", "steps", "verdicts")
     found = {name: load_script(HERE / f"{name}.py") for name in names}
     return found | {"common": found["kept"].common}
 
@@ -179,18 +179,6 @@ def test_recorded_results_are_those_of_the_model_of_today(
                 assert row[name] == pytest.approx(old[name], rel=1e-9), old
 
 
-def test_published_curves_are_predicted_by_the_model_of_today(modules: dict[str, ModuleType], tmp_path: Path) -> None:
-    """If the model has changed: `python experiments/gpu/page.py --again --write`, and read the new errors."""
-    published = modules["published_curves"]
-    copy = tmp_path / "published.csv"
-    shutil.copy(published.FILE, copy)
-    assert published.predict_again(copy) == 166
-    before, after = (published.read(file) for file in (published.FILE, copy))
-    assert [replace(row, two_sizes_ms=None) for row in after] == [replace(row, two_sizes_ms=None) for row in before]
-    for row, old in zip(after, before, strict=True):
-        assert row.two_sizes_ms == pytest.approx(old.two_sizes_ms, rel=1e-5), row
-
-
 # A pretended machine: its host takes 17 ms for a step of any size, its GPU 3 ms and 0.4 ms per sample.
 HOST_MS, FIXED_MS, SAMPLE_MS = 17.0, 3.0, 0.4
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -218,6 +206,13 @@ def test_two_batch_sizes_predict_the_others_of_a_pretended_machine(modules: dict
     (verdict,) = modules["verdicts"].verdicts("steps", rows)
     assert verdict.is_held
     assert str(verdict) == "held: steps of other batch sizes of resnet50: +0.0%, limit 10%"
+
+
+def test_one_sample_that_the_gpu_bounds_is_a_given_size(modules: dict[str, ModuleType]) -> None:
+    """A GPU that is slower with few samples: 6 ms each, and 3 ms each from 64 on."""
+    rows = curve(lambda size: 6.0 * size if size <= 64 else 192.0 + 3.0 * size)
+    modules["steps"].predict(rows)
+    assert [row["two_sizes_ms"] for row in rows][:3] == [None, pytest.approx(12.0), pytest.approx(24.0)]
 
 
 def test_a_host_that_slows_down_misses_the_limit_of_batch_sizes(modules: dict[str, ModuleType]) -> None:

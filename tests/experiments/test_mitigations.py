@@ -3,6 +3,8 @@
 import pytest
 from scripts import ROOT, load_script
 
+from simdist.report import markdown_table
+
 FOLDER = ROOT / "experiments" / "mitigations"
 run = load_script(FOLDER / "run.py")
 
@@ -39,7 +41,7 @@ def test_who_meets_seldom_loses_less_to_transient_stragglers(rows):
 
 
 def test_the_page_shows_every_schedule(rows):
-    tables = {"speedups": "\n".join(run.speedups(rows)), "lost": "\n".join(run.lost(rows))}
+    tables = {"speedups": markdown_table(run.speedups(rows)), "lost": markdown_table(run.lost(rows))}
     page = (FOLDER / "README.md").read_text(encoding="utf-8")
     for name, table in tables.items():
         shown = page.partition(f"<!-- table {name} -->")[2].partition("<!-- end -->")[0]

@@ -28,6 +28,8 @@ def test_doubts_are_those_of_the_rows():
     for kind, classes in written["training"].items():
         for name, entry in classes.items():
             assert np.allclose(entry["logs"], again["training"][kind][name]["logs"], atol=2e-4)
+    for name, entry in written["batch"]["classes"].items():
+        assert np.allclose(entry["logs"], again["batch"]["classes"][name]["logs"], atol=2e-4), name
 
 
 @pytest.mark.parametrize("every", [41])
@@ -46,6 +48,18 @@ def test_rows_are_predicted_as_they_were_written(every):
 def test_intervals_of_families_that_are_left_out_hold_nine_rows_in_ten_of_training():
     training = [line for line in run.saved() if run.is_training(line)]
     assert 0.85 <= sum(line.is_inside for line in training) / len(training) <= 0.95
+
+
+def test_intervals_of_batch_sizes_hold_nine_steps_in_ten_of_models_that_are_left_out():
+    batches = run.batches
+    for way in (batches.ONE, batches.TWO, batches.ONE + batches.SMALLER, batches.TWO + batches.SMALLER):
+        inside = [
+            low <= each.log <= high
+            for each in batches.all_errors()
+            if each.classes == (way,)
+            for low, high in [batches.ends(each.family, way, batches.PLACES[way][each.nbytes])]
+        ]
+        assert 0.85 <= sum(inside) / len(inside) <= 0.97, way
 
 
 def test_intervals_of_storages_that_are_left_out_hold_most_steps_that_read_from_them():

@@ -2,9 +2,7 @@
 
 import math
 import sys
-from functools import cache
 from statistics import median
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -28,21 +26,12 @@ EACH = pytest.mark.parametrize("run", [horovod, aws, dawnbench, nccl, machine], 
 MODELS = pytest.mark.parametrize("model", horovod.PRESETS)
 
 
-@cache
-def tables(run: ModuleType) -> dict[str, str]:
-    return run.tables()
-
-
 @EACH
-def test_page_shows_the_tables_of_the_code(run):
+def test_page_and_script_show_the_same_tables(run, monkeypatch, capsys):
+    found = run.tables()
     page = (run.HERE / "README.md").read_text(encoding="utf-8")
-    assert insert_tables(page, tables(run)) == page
-
-
-@EACH
-def test_script_prints_every_table(run, monkeypatch, capsys):
+    assert insert_tables(page, found) == page
     monkeypatch.setattr(sys, "argv", ["run.py"])
-    found = tables(run)
     monkeypatch.setattr(run, "tables", lambda: found)
     run.main()
     printed = capsys.readouterr().out

@@ -8,6 +8,8 @@ from types import ModuleType
 import pytest
 from scripts import ROOT, load_script
 
+from simdist.report import markdown_table
+
 HERE = ROOT / "experiments" / "published_sharding"
 
 
@@ -53,11 +55,11 @@ def shown(name: str) -> str:
     ],
 )
 def test_page_shows_the_rows_of_the_code(family):
-    assert shown(experiment().table_name(family)) == "\n".join(experiment().rows_table(family))
+    assert shown(experiment().table_name(family)) == markdown_table(experiment().rows_table(family))
 
 
 def test_page_shows_the_better_degree_of_sharing_and_it_is_the_measured_one():
-    assert shown("degrees") == "\n".join(experiment().degrees_table())
+    assert shown("degrees") == markdown_table(experiment().degrees_table())
     found = {(each.row.gpus, each.row.sharding): each for each in experiment().predicted("InternEvo")}
     assert len(found) == 16
     for gpus in (16, 32, 64, 128, 256, 512, 1024):
@@ -70,7 +72,7 @@ def test_page_shows_the_better_degree_of_sharing_and_it_is_the_measured_one():
 
 
 def test_page_shows_what_one_all_reduce_for_all_micro_batches_takes():
-    assert shown("deferred") == "\n".join(experiment().deferred_table())
+    assert shown("deferred") == markdown_table(experiment().deferred_table())
     deferred = sys.modules["deferred"]
     found_s = deferred.step_s(deferred.solved_bandwidth_Bps(), 4, "last")
     for measured_s in (54.3, 54.3, 54.9):
@@ -91,9 +93,9 @@ def test_sum_of_zero_1_by_hand():
 def test_one_row_of_a_site_tells_gathers_over_128_gpus_and_more_and_no_verdict_is_wrong():
     experiment()
     steps = sys.modules["ring_steps"]
-    assert shown("steps") == "\n".join(steps.steps_table())
-    assert shown("large") == "\n".join(steps.large_table())
-    assert shown("pairs") == "\n".join(steps.pairs_table())
+    assert shown("steps") == markdown_table(steps.steps_table())
+    assert shown("large") == markdown_table(steps.large_table())
+    assert shown("pairs") == markdown_table(steps.pairs_table())
     is_open, told = (
         [each for each in steps.lines("Leonardo", step) if each.is_large] for step in ("", steps.ring_step())
     )
@@ -114,7 +116,7 @@ def test_doubt_of_sharded_models_is_from_rows_in_which_computing_decides():
 def test_doubt_of_sharded_models_holds_nine_in_ten_rows_of_sources_that_are_left_out():
     experiment()
     of_doubt = sys.modules["sharded_doubt"]
-    assert shown("doubt") == "\n".join(of_doubt.doubt_table())
+    assert shown("doubt") == markdown_table(of_doubt.doubt_table())
     n_rows, n_held = (int(shown("doubt").splitlines()[-1].split("|")[place].strip()) for place in (2, 5))
     assert n_rows == len(sys.modules["sharded_rows"].residuals())
     assert 0.85 <= n_held / n_rows <= 0.95
@@ -134,8 +136,8 @@ def test_the_step_of_a_ring_decides_on_256_gpus_and_hardly_on_16():
 
 @pytest.mark.full
 def test_page_shows_the_summary_and_what_other_networks_would_give():
-    assert shown("summary") == "\n".join(experiment().summary_table())
-    assert shown("networks") == "\n".join(experiment().networks_table())
+    assert shown("summary") == markdown_table(experiment().summary_table())
+    assert shown("networks") == markdown_table(experiment().networks_table())
     found = [each for family in predict().families() for each in experiment().predicted(family)]
     errors = [abs(each.errors[0]) for each in found if each.row is not each.base]
     assert len(errors) == 153
@@ -144,8 +146,8 @@ def test_page_shows_the_summary_and_what_other_networks_would_give():
 
 @pytest.mark.full
 def test_steps_that_communication_decides_take_as_long_with_checkpointing_and_none_is_slowed_down():
-    assert shown("twins") == "\n".join(experiment().twins_table())
-    assert shown("hidden") == "\n".join(experiment().hidden_table())
+    assert shown("twins") == markdown_table(experiment().twins_table())
+    assert shown("hidden") == markdown_table(experiment().hidden_table())
 
 
 def test_a_row_of_more_gpus_than_the_calibrated_one_waits_for_the_slowest():
@@ -154,7 +156,7 @@ def test_a_row_of_more_gpus_than_the_calibrated_one_waits_for_the_slowest():
 
 
 def test_page_shows_the_memory_of_the_code():
-    assert shown("memory") == "\n".join(experiment().memory_table())
+    assert shown("memory") == markdown_table(experiment().memory_table())
 
 
 def test_bytes_that_a_block_of_gpt_leaves_are_those_of_the_paper():

@@ -23,29 +23,30 @@ LAYERS: dict[str, str] = {
     "simdist.machine": "",
     "simdist.arrays": "files",
     "simdist.progress": "",
+    "simdist.display": "",
     "simdist.settings": "errors",
     "simdist.jobs": "errors files settings",
     "simdist.failure_logs": "errors files settings",
     "simdist.plan": "errors files settings",
     "simdist.caching": "plan",
     "simdist.proof": "errors plan",
-    "simdist.traces": "arrays caching errors files plan settings",
+    "simdist.traces": "arrays caching display errors files plan settings",
     "simdist.schedules": "errors plan settings",
-    "simdist.scenario": "arrays errors files plan schedules settings",
+    "simdist.scenario": "arrays display errors files plan schedules settings",
     "simdist.configurations": "errors scenario settings",
     "simdist.cost": "caching errors plan scenario settings",
     "simdist.engines": "cost errors plan traces",
     "simdist.runs": "arrays configurations cost engines errors files plan proof scenario schedules settings traces",
     "simdist.chakra": "cost errors files plan runs scenario settings",
-    "simdist.studies": "cost engines errors plan runs scenario schedules settings traces",
+    "simdist.studies": "cost display engines errors plan runs scenario schedules settings traces",
     "simdist.drafts": "configurations cost errors failure_logs files jobs plan runs scenario schedules settings studies"
     " traces",
-    "simdist.sweeps": "engines errors files jobs machine plan runs scenario schedules settings studies traces",
-    "simdist.learning": "engines errors files jobs plan proof runs scenario schedules settings studies traces",
-    "simdist.stragglers": "cost engines errors files plan runs scenario schedules settings studies traces",
+    "simdist.sweeps": "display engines errors files jobs machine plan runs scenario schedules settings studies traces",
+    "simdist.learning": "display engines errors files jobs plan proof runs scenario schedules settings studies traces",
+    "simdist.stragglers": "cost display engines errors files plan runs scenario schedules settings studies traces",
     "simdist.profiles": "cost engines errors files jobs machine plan runs scenario schedules settings stragglers"
     " studies traces",
-    "simdist.tuning": "cost engines errors learning plan runs scenario schedules settings studies traces",
+    "simdist.tuning": "cost display engines errors learning plan runs scenario schedules settings studies traces",
     "simdist.testing": "cost engines errors plan runs scenario schedules tuning",
     "simdist.report": "errors files jobs learning plan runs scenario settings stragglers studies sweeps traces tuning",
     "simdist.questions": "engines errors jobs learning machine profiles runs scenario settings stragglers studies"
@@ -68,6 +69,7 @@ TALKS_TO_USERS = {
     "real.frameworks",
     "real.jobs",
     "real.loops",
+    "real.options",
     "real.watching",
 }
 WORDS_OF_SCHEDULES = {"period", "periods", "level", "levels", "warmup_steps"}
@@ -343,8 +345,8 @@ def _imported_at_start(node: ast.stmt) -> list[str]:
     ("code", "most"),
     [
         ("import simdist.schedules.hierarchical_sgd", 22),
-        ("import simdist.engines.des", 27),
-        ("from simdist.cli import main; main(['compare', 'docs/examples/first.yaml', '--seeds', '2', '--json'])", 101),
+        ("import simdist.engines.des", 28),
+        ("from simdist.cli import main; main(['compare', 'docs/examples/first.yaml', '--seeds', '2', '--json'])", 102),
     ],
 )
 def test_a_reader_of_the_core_needs_few_modules(code: str, most: int) -> None:

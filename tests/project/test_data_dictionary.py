@@ -202,11 +202,6 @@ def arrays(path: Path) -> Found:
         return {name: {f"{archive[name].dtype} {archive[name].ndim}"} for name in archive.files}
 
 
-def lines(path: Path) -> list[dict]:
-    """Return the records of a .jsonl file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-
-
 def result(*args: object, code: int = 0) -> dict:
     """Return the result of a command, which ends with an exit code."""
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
@@ -433,8 +428,6 @@ def of_sweeps(study: Study, folder: Path) -> dict[str, Found]:
     failing = write(folder / "fails.yaml", "{scenario: failing.yaml, vary: {steps: [2, 4]}}")
     write(folder / "failing.yaml", FAILING)
     result("sweep", failing, "-o", folder / "failed", "--workers", 0)
-    folders = "sweep", "dropped", "shards", "failed"
-    kept = [line for name in folders for line in lines(folder / name / "rows.jsonl")]
     everything = [done, study.runs, folder / "dropped", folder / "failed"]
     alone, both = (result("results", *some) for some in ([done], everything))
     fastest = keys(result("results", done, "--fastest")["rows"])
@@ -444,11 +437,7 @@ def of_sweeps(study: Study, folder: Path) -> dict[str, Found]:
     return {
         "A finished sweep": keys([finished, planned]),
         "A point of runs": keys(points),
-        "The header of a design": keys(lines(done / "design.jsonl")[:1]),
-        "A line of the design": keys(lines(done / "design.jsonl")[1:]),
-        "A row as it is stored": keys(kept),
         "A remark": keys(remarks),
-        "Remarks as they are stored": keys(lines(done / "remarks.jsonl")),
         "Results": keys([alone, both]),
         "A result": {name: types for name, types in rows.items() if name not in varied},
         "The fastest schedule of a point": {name: types for name, types in fastest.items() if name not in rows},

@@ -356,17 +356,6 @@ def test_differences_shown_are_those_of_the_files_and_change_few_lines(path: Pat
         assert sum(max(b - a, d - c) for kind, a, b, c, d in changes if kind != "equal") <= 6
 
 
-def published_table(path: Path) -> str:
-    match = re.search(r"<!-- table published -->\n(.*?)<!-- end -->", path.read_text(encoding="utf-8"), re.S)
-    assert match
-    return match[1]
-
-
-def test_validity_shows_the_table_of_the_experiment() -> None:
-    experiment = ROOT / "experiments" / "hsgd_stragglers" / "README.md"
-    assert published_table(ROOT / "docs" / "background" / "validity.md") == published_table(experiment)
-
-
 @pytest.mark.parametrize("path", EXAMPLES, ids=relative)
 def test_examples_load_without_warnings(path: Path) -> None:
     if is_sweep(path.read_text(encoding="utf-8")):

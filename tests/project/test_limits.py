@@ -125,7 +125,7 @@ def test_denials_of_what_exists_and_new_limits_are_noticed(sentence, reason) -> 
         ({"recorded": "experiments/gpu/results/*.json"}, True),
         ({"measured": "suite"}, True),
         ({"measured": "teleportation"}, False),
-        ({"real": "timeout"}, True),
+        ({"real": "checkpoints"}, True),
         ({"real": "resume"}, False),
     ],
 )

@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture
 def mutant(mutants):
-    return mutants.Mutant("sums", "minus", "sums/adding.py", "a + b", "a - b", ("tests/test_adding.py",))
+    return mutants.Mutant("minus", "sums/adding.py", "a + b", "a - b", ("tests/test_adding.py",))
 
 
 @pytest.mark.parametrize(

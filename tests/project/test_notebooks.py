@@ -22,7 +22,6 @@ TOOL, EXECUTION, RULES, FIGURES = map(
     import_module, ("notebooks", "notebook_execution", "notebook_rules", "notebook_figures")
 )
 NAMES = TOOL.names()
-QUICK = ("03_simulated_vs_real", "05_your_own_cluster")  # the others take half a minute each: .ci/run runs them
 each_notebook = pytest.mark.parametrize("name", NAMES)
 
 
@@ -43,7 +42,6 @@ def test_the_index_lists_every_notebook_and_no_other() -> None:
     index = (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8")
     assert [name for name in NAMES if f"]({name}.ipynb)" in index] == NAMES
     assert index.count(".ipynb)") == len(NAMES)
-    assert set(QUICK) < set(NAMES)
 
 
 @each_notebook

@@ -9,7 +9,6 @@ from scripts import ROOT, load_script
 tables = load_script(ROOT / "tools" / "tables.py")
 ELSEWHERE = {  # table -> the test that holds it to what was recorded
     "coverage in short": "tests/experiments/test_coverage.py",
-    "published": "tests/project/test_docs.py",
 }
 
 

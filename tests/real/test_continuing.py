@@ -122,14 +122,16 @@ def test_values_are_those_of_torch_without_the_rank(tmp_path: Path, kind: str) -
     for rank in range(3):
         saved = torch.load(tmp_path / "saved" / f"step-000399-rank-{rank:05d}.pt")["model"]
         for found, wanted in zip(saved.values(), expected, strict=True):
-            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+            assert (found - wanted).norm() < 1e-4 * wanted.norm()  # a rank more or less in one step: over 1.8e-4
 
 
 def test_a_hung_rank_is_left_behind_ends_and_joins(tmp_path: Path) -> None:
     path = write(tmp_path / "run", [lost(10, 2, "hang")], steps=400, schedule="{kind: local_sgd, period: 4}")
     endings = perform(path, "--checkpoints", tmp_path / "saved", "--timeout", 3)
     assert "this rank hung at the start of step 10" in endings[2].output
-    (absence,) = AttemptLog.load(path / ATTEMPTS).absences
+    log = AttemptLog.load(path / ATTEMPTS)
+    (absence,) = log.absences
+    assert len(log.pauses) == 2  # to leave it behind, and to take in the process that is started then
     assert (absence.rank, absence.first_step) == (2, 8)  # the steps since the last average are lost with it
     assert absence.last_step
     assert absence.last_step % 4 == 0

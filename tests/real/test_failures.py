@@ -111,6 +111,16 @@ def test_deaths_give_the_attempts_of_ezpz(tmp_path: Path) -> None:
     assert all(met.at_s < later.launched_s for met, later in zip(log.met, log.attempts[1:], strict=True))
 
 
+def test_failures_at_the_same_step_end_one_attempt(tmp_path: Path) -> None:
+    """A rank dies at the step at which the other one hangs, and torchrun ends that one."""
+    together = [gone(0, 60, 1), StepFailure(0, 60, (0,), "hang")]
+    path = write(tmp_path / "run", SLEEPING, [*together, gone(1, 145)])
+    perform(path, tmp_path / "saved")
+    log = AttemptLog.load(path / ATTEMPTS)
+    assert [each.first_step for each in log.attempts] == [0, 50, 125]
+    assert {0, 2} <= {each.number for each in log.met}
+
+
 @pytest.mark.parametrize("schedule", ["{kind: sync}", "{kind: local_sgd, period: 3}", "{kind: fsdp}"])
 def test_a_model_ends_as_if_nothing_had_failed(tmp_path: Path, schedule: str) -> None:
     text = TRAINING.replace("SCHEDULE", schedule)

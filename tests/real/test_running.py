@@ -437,8 +437,10 @@ def test_wrong_options_are_refused(tmp_path: Path, called) -> None:
     path = write(tmp_path / "run")
     for args, message in {
         ("--program", "mpl"): "there is no such program; there are emulated, bert-large, gpt-nano",
-        ("--timeout", "nan"): "--timeout nan: write seconds",
-        ("--timeout", "inf"): "is not in the range",
+        ("--timeout", "nan"): "--timeout: 'nan s'",
+        ("--timeout", "inf"): "--timeout: 'inf s'",
+        ("--timeout", "500 ms"): "--timeout: 500 ms: write 1 s to 24 h",
+        ("--timeout", "1 m"): "--timeout: '1 m': 'm' is no unit of time: write 1 min",
         ("--schedule", "local"): "no run is labelled 'local'; there are: sync",
         ("--precision", "fp8"): "'fp8' is not one of 'fp32', 'tf32', 'bf16', 'fp16'",
     }.items():

@@ -2,6 +2,7 @@
 
 import html
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias, final
 
@@ -10,6 +11,7 @@ from simdist.settings.units import format_seconds
 Attribute: TypeAlias = str | int | float | bool | None
 
 _VOID = {"br", "img", "input", "meta"}
+_CODE = re.compile(r"(?<!\w)`([^`]+)`(?!\w)")
 _ROUNDING_S = 1e-12  # what is left of 0 when floating-point numbers are summed
 
 
@@ -61,13 +63,15 @@ def prose(text: str, **foreign: str) -> Html:
     """Return text in which commands and names stand between backticks, as in Markdown.
 
     Args:
-        text: Of this package; what users have written may hold backticks of its own.
+        text: Of this package. Backticks inside a word, as users may write them, are shown. HTML stays as it is.
         foreign: Texts that users have written, for the `{}` of these names in the text; shown as it is.
 
     >>> prose("`simdist -h` & more than {label}", label="a`b`")
     '<code>simdist -h</code> &amp; more than a`b`'
     """
-    parts = (part.format(**foreign) if foreign else part for part in text.split("`"))
+    if isinstance(text, Html):
+        return text
+    parts = (part.format(**foreign) if foreign else part for part in _CODE.split(text))
     return join(tag("code", part) if number % 2 else part for number, part in enumerate(parts))
 
 
@@ -134,13 +138,13 @@ def signed_percent(error: float) -> Html:
 
 
 def conclusions(sentences: Iterable[str]) -> Html:
-    """Return the answers of a section, a paragraph each."""
-    return join(tag("p", sentence, class_="conclusion") for sentence in sentences)
+    """Return the answers of a section, a paragraph each, as `prose` does."""
+    return join(tag("p", prose(sentence), class_="conclusion") for sentence in sentences)
 
 
 def notes(items: Iterable[str]) -> Html:
-    """Return remarks as a list; nothing if there are none."""
-    found = join(tag("li", item) for item in items)
+    """Return remarks as a list, as `prose` does; nothing if there are none."""
+    found = join(tag("li", prose(item)) for item in items)
     return tag("ul", found, class_="notes") if found else Html("")
 
 

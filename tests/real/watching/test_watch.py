@@ -121,6 +121,7 @@ def test_only_the_step_that_ends_a_window_exchanges_and_without_a_collective(
         assert sum(after.values()) <= 4
 
 
+@pytest.mark.full
 def test_the_benchmark_tells_machines_what_a_watch_costs() -> None:
     script = ROOT / "benchmarks" / "watch.py"
     with start([sys.executable, str(script)], 2, "--rounds", 2, "--steps", 2, "--json") as ranks:

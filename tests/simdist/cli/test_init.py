@@ -503,11 +503,10 @@ gradient_accumulation_steps: 4
 """
 
 
-@pytest.mark.parametrize("model", [("--from", "config.json"), ("--workload", "gpt2-xl")])
-def test_a_configuration_without_a_model_takes_that_of_another_file_or_a_preset(bare, capsys, model):
+def test_a_configuration_without_a_model_takes_that_of_another_file(bare, capsys):
     (bare / "accelerate.yaml").write_text(ACCELERATE)
     (bare / "config.json").write_text(json.dumps(GPT2_XL))
-    answer = call(capsys, "init", "--from", "accelerate.yaml", *model, "--cluster", "dgx-a100")
+    answer = call(capsys, "init", "--from", "accelerate.yaml", "--from", "config.json", "--cluster", "dgx-a100")
     assert answer.code == 0, answer.err
     written = scenario.load(bare / "scenario.yaml")
     assert (written.cluster.nodes, written.cluster.gpus_per_node) == (2, 4)

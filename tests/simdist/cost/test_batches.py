@@ -131,25 +131,48 @@ def test_a_batch_that_was_not_measured_has_a_doubt() -> None:
     assert names("batch_size: 6, forward: 10 ms") == others
 
 
-def test_the_doubt_grows_with_the_distance_and_shrinks_with_what_is_known() -> None:
-    def width(workload: str) -> float:
-        doubt = batch_doubt(of_published_rows(), job(workload).workload)
-        return doubt.factor(0.95) / doubt.factor(0.05)
+def width(workload: str) -> float:
+    """Return the upper over the lower end of the doubt of a batch."""
+    found = job(workload)
+    doubt = batch_doubt(of_published_rows(), found.workload, found.cluster)
+    return doubt.factor(0.95) / doubt.factor(0.05)
 
+
+def test_the_doubt_grows_with_the_distance_and_shrinks_with_what_is_known() -> None:
     times = "forward: 10 ms, measured_batch_size: 256"
-    near, far = (width(f"batch_size: {size}, {times}") for size in (128, 8))
+    nearest, near, far = (width(f"batch_size: {size}, {times}") for size in (250, 128, 8))
     assert 1.05 < near < far
+    assert nearest < 1.1
+    assert width(f"batch_size: 250, {times}, launches: 5 ms") < 1.1
     assert width(f"batch_size: 8, {times}, launches: 5 ms") < far / 3
     assert width("batch_size: 8, step_times: [{batch_size: 64, time: 3 ms}, {batch_size: 256, time: 9 ms}]") < far / 3
 
 
+def test_the_doubt_of_a_smaller_batch_is_small_where_the_gpu_takes_longer_than_the_host() -> None:
+    by_host, as_long, by_gpu = (width(f"batch_size: {size}, {TWO}, launches: 15 ms") for size in (4, 21, 48))
+    assert 1.05 < by_gpu < 1.2 < min(by_host, as_long)
+    assert width(f"batch_size: 21, {TWO}, launches: 3 ms") < as_long
+
+
+def test_a_size_that_launching_bounds_tells_little_of_larger_ones() -> None:
+    def larger(launches: str) -> float:
+        return width(f"batch_size: 512, {TWO}, launches: {launches}")
+
+    assert larger("20 ms") < 0.9 * larger("21 ms")  # a quarter of 103 ms is 1.29 and 1.23 times as long
+    assert larger("21 ms") == larger("0 ms")
+
+
 def test_an_interval_contains_the_doubt_of_the_batch() -> None:
-    def interval(size: int) -> tuple[float, float]:
-        (row,) = compare(job(f"batch_size: {size}, forward: 10 ms, backward: 20 ms, measured_batch_size: 64"))
+    def interval(workload: str) -> tuple[float, float]:
+        (row,) = compare(job(workload))
         assert row.step_s_range
         return row.step_s_range[0] / row.step_s, row.step_s_range[1] / row.step_s
 
-    assert interval(8)[1] > 2.5 * interval(64)[1]
+    times = "forward: 10 ms, backward: 20 ms, measured_batch_size: 64"
+    assert interval(f"batch_size: 8, {times}")[1] > 2.5 * interval(f"batch_size: 64, {times}")[1]
+    low, high = interval(f"batch_size: 8, {times}, launches: 30 ms")
+    assert low < 0.95, "the host's time for launching has no doubt"
+    assert high > 1.1
 
 
 # ---------------------------------------------------------------- changes of the batch size

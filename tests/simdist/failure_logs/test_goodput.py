@@ -77,6 +77,17 @@ def test_a_start_without_an_end_before_is_an_interruption(tmp_path):
     assert any("repeated 20 steps" in note for note in found.notes)
 
 
+def test_an_elastic_job_that_loses_a_slice_is_interrupted_without_a_new_start(tmp_path):
+    waits = [
+        record(elastic_wait_event_type=kind, **{f"elastic_wait_{end}_time": BEGIN_S + at})
+        for kind, at in (("ELASTIC_SLICE_DOWN", 150.0), ("elastic_scale_up", 250.0))
+        for end, at in (("start", at), ("end", at + 30))
+    ]
+    found = read(tmp_path, *attempt(0, 0, 100, end=True), *waits)
+    assert [(each.cause, each.at_s) for each in found.interruptions] == [("lost slice", BEGIN_S + 150)]
+    assert found.recovery_s == {}
+
+
 def test_the_first_step_is_no_typical_one(tmp_path):
     (event,) = read(tmp_path, *attempt(0, 0, 2), *attempt(500, 0, 2)).interruptions
     assert event.at_s == BEGIN_S + 36 + 5 + 3 * 3

@@ -158,6 +158,14 @@ def test_a_table_without_header_tells_its_columns_by_their_values(tmp_path):
     assert found.exposure == Exposure(4907 + 66 + 71, None, None)
 
 
+def test_of_two_columns_without_header_the_allocated_one_counts(tmp_path):
+    """As Open XDMoD asks for them: the request comes first, and does not name GPUs of a whole node."""
+    times = "2026-03-01T00:00:00|2026-03-01T00:00:00|2026-03-01T00:00:01|2026-03-01T05:00:01|05:00:00|0:0"
+    wanted = "cpu=96,node=2"
+    found = read(tmp_path, f"7|7|hpc|gpu|{times}|NODE_FAIL|2|192|{wanted}|{tres(16, 2)}|cn[1-2]|train", header=None)
+    assert found.exposure == Exposure(5 * HOUR_S, 10 * HOUR_S, 80 * HOUR_S)
+
+
 def test_a_job_that_never_started_is_none(tmp_path):
     """Job, name, partition, state, elapsed, exit code, start, end and nodes, as `sacct -X -n -P` prints them."""
     found = read(
@@ -196,6 +204,9 @@ TWO = (row(1, "NODE_FAIL", 0, 5), row(2, "COMPLETED", 5, 19))
         "\n".join((HEADER.replace("JobID", "JobIDRaw").replace("Elapsed", "ElapsedRaw"), *TWO)),
         "\n".join((HEADER, *TWO, "3|x|CANCELLED|2026-03-02T00:00:00|2026-03-02T00:00:00|INVALID||")),
         "# sacct --partition=gpu-Small --starttime 2026-03-01\n" + "\n".join((HEADER, *TWO)),
+        ",JobID,State,Start,End,ElapsedRaw,AllocTRES\n"  # as pandas writes it
+        f'0,1,NODE_FAIL,2026-03-01 00:00:00,2026-03-01 05:00:00,18000.0,"{tres(8)}"\n'
+        f'1,2,COMPLETED,2026-03-01 05:00:00,2026-03-02 00:00:00,68400.0,"{tres(8)}"',
     ],
 )
 def test_outputs_that_people_have(tmp_path, text):
@@ -227,8 +238,16 @@ def test_a_job_may_run_while_clocks_go_back_or_while_others_were_suspended(tmp_p
 
 
 def test_parts_of_a_heterogeneous_job_are_one_job(tmp_path):
-    found = read(tmp_path, row("7+0", "FAILED", 0, 5, hosts="cn1"), row("7+1", "FAILED", 0, 5, hosts="cn2"))
-    assert [each.n_ended for each in found.interruptions] == [2]
+    """The first part has no GPU, the second one lost its node, and both ran again."""
+    parts = row("7+0", "CANCELLED by 0", 0, 5, gpus=0), row("7+1", "NODE_FAIL", 0, 5, hosts="cn[2-3]")
+    again = row("7+0", "COMPLETED", 6, 2, gpus=0), row("7+1", "COMPLETED", 6, 2, hosts="cn[2,4]")
+    found = read(tmp_path, *parts, *again)
+    assert [(each.cause, each.n_ended, each.hosts) for each in found.interruptions] == [
+        ("node failure", 1, {"cn1", "cn2", "cn3"})
+    ]
+    assert found.exposure == Exposure(7 * HOUR_S, 7 * 3 * HOUR_S, 7 * 8 * HOUR_S)
+    assert found.recovery_s == {"schedule": (HOUR_S,)}
+    assert (found.not_counted, found.notes) == ({}, ())
 
 
 def test_a_log_of_failed_jobs_only_says_so(tmp_path):
@@ -278,7 +297,7 @@ def test_json_tells_parts_of_a_job(tmp_path):
     path = tmp_path / "jobs.json"
     path.write_text(json.dumps({"jobs": jobs}), encoding="utf-8")
     (found,) = read_failures([path])
-    assert [each.n_ended for each in found.interruptions] == [2]
+    assert ([each.n_ended for each in found.interruptions], found.exposure.job_s) == ([1], 7200)
 
 
 DAMAGED = {

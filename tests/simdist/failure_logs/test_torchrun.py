@@ -187,6 +187,54 @@ def test_a_signal_from_outside_is_no_failure(tmp_path, signal):
     assert found.exposure.job_s == pytest.approx(7200)
 
 
+CANCELLED = "slurmstepd: error: *** STEP 19.0 ON cn17 CANCELLED AT 2000-03-01T02:00:00"
+
+
+def test_slurm_says_that_a_node_failed(tmp_path):
+    """Slurm's message names the cause, also of ranks that were stopped, or died, before it was written."""
+    said = "srun: error: Node failure on cn37", f"{CANCELLED} DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***"
+    stopped = f"{stamp(7199, 'W')} Received Signals.SIGTERM death signal, shutting down workers"
+    for before, end_s in ((), 7200), ((failed(7100, -6),), 7100), ((stopped,), 7199):
+        found = read(tmp_path, log(rendezvous(0), before, said, rendezvous(9000), f"{stamp(9900)} x"))
+        assert [(each.cause, each.effect) for each in found.interruptions] == [("node failure", "node")]
+        assert found.exposure.job_s == pytest.approx(end_s + 900, abs=1)
+        assert found.recovery_s == {}  # Slurm started the job again
+
+
+@pytest.mark.parametrize("why", ["", " DUE TO TIME LIMIT", " DUE TO PREEMPTION", " DUE TO JOB REQUEUE"])
+def test_slurm_says_that_a_job_was_stopped(tmp_path, why):
+    progress = " 22%|==   | 11/50 [1:55:52<6:50:13, 631.11s/it]"
+    found = read(tmp_path, log(rendezvous(0), f"{progress}{CANCELLED}{why} ***"))
+    assert (found.interruptions, found.not_counted) == ((), {"stopped by a signal": 1})
+    assert found.exposure.job_s == 7200
+
+
+def test_messages_of_other_launchers_have_times(tmp_path):
+    """Of nvidia-resiliency-ext, whose messages do not name torch."""
+
+    def line(clock: str, text: str) -> str:
+        return f"[2025-09-01 {clock}:00,123] [INFO] [ft_launcher7@n1] {text}"
+
+    complete = "[default] Rendezvous complete for workers. Result:"
+    text = log(
+        line("10:00", complete),
+        "  group_world_size=2",
+        "  global_world_sizes=[16, 16]",
+        line("12:00", "failed (exitcode: -9) local_rank: 0 (pid: 12) of binary: python"),
+        line("12:01", complete),
+        line("14:01", "[default] worker group successfully finished. Waiting 300 seconds for other agents to finish."),
+    )
+    found = read(tmp_path, text)
+    assert [each.cause for each in found.interruptions] == ["killed (SIGKILL)"]
+    assert (found.exposure.gpu_s, found.recovery_s) == (4 * 16 * 3600, {"start": (60.0,)})
+
+
+def test_a_message_may_follow_other_text(tmp_path):
+    """A terminal shows the key that stopped the job."""
+    stop = f"^C{stamp(7200, 'W')} Received 2 death signal, shutting down workers"
+    assert read(tmp_path, log(rendezvous(0), stop)).exposure.job_s == 7200
+
+
 def test_a_process_that_somebody_ended_did_not_fail(tmp_path):
     found = read(tmp_path, log(rendezvous(0), failed(7200, -15), block((1, -15), (0, -15))))
     assert (found.interruptions, found.not_counted) == ((), {"stopped by a signal": 1})

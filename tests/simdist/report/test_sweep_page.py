@@ -499,6 +499,14 @@ def test_backticks_in_names_of_users_are_shown(mine):
     assert "simdist sweep" in {each.text for each in page.all("code")}
 
 
+def test_commands_in_remarks_are_code_and_have_no_backticks(mine):
+    remark = {"kind": "input", "text": "measure it with `simdist validate`", "place": ""}
+    edit_header(mine, remarks=[remark])
+    page = page_of_sweep(mine)
+    assert "measure it with simdist validate." in page.text
+    assert "simdist validate" in {each.text for each in page.all("code")}
+
+
 def test_equal_sweeps_give_equal_pages(grid):
     first, second = (sweep_page(read_sweep_report(grid, baseline=None)) for _ in range(2))
     assert first == second

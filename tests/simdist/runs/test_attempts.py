@@ -71,6 +71,51 @@ def test_a_recovery_has_its_parts() -> None:
         assert found.seconds[category] == expected, category
 
 
+def at_step_60(effect: str, **others: object) -> dict:
+    return {"effect": effect, "at_steps": [60], **others}
+
+
+@pytest.mark.parametrize(
+    ("causes", "spares", "last_step", "recovery_s", "by"),
+    [
+        ([at_step_60("hang"), at_step_60("process", ranks=[3])], 0, 60, 3, 1),  # the death ends the hang
+        ([at_step_60("process"), at_step_60("node", ranks=[3])], 0, 60, 3 + 50, 0),
+        ([{"effect": "node", "at_steps": [60, 60], "ranks": [0, 7]}], 1, 60, 3 + 50, 0),  # one spare for two nodes
+        ([{"effect": "node", "at_steps": [60, 60], "ranks": [0, 7]}], 2, 60, 3 + 5, 0),
+        ([at_step_60("planned"), at_step_60("process")], 0, 60, 3, 1),  # no time to write a file
+        ([at_step_60("planned"), at_step_60("planned", of="node", lasts="9 s")], 0, 60, 9, 0),
+    ],
+)
+def test_failures_at_the_same_step_end_one_attempt(causes, spares, last_step, recovery_s, by) -> None:
+    recovery = {"detect": "3 s", "timeouts": {"collective": "60 s"}, "schedule": "50 s", "swap": "5 s"}
+    seen: list[Attempt] = []
+    strikes: list[Strike] = []
+    failures = failing(*causes, recovery=recovery, on_failure="spare", spares=spares)
+    of = job(checkpoints=Checkpoints(25))
+    found = attempts(failures, of, seed=0, observe=seen.append, observe_strikes=strikes.append)
+    resume = 60 if causes[-1]["effect"] == "planned" else 50
+    assert [(each.first_step, each.last_step) for each in seen] == [(0, last_step), (resume, 300)]
+    assert seen[0].cause == f"cause {by}"
+    assert found.total_s == 300 + (60 - resume) + recovery_s
+    assert sum(each.n_failures for each in found.by_cause.values()) == 2
+    assert [(each.attempt, each.step, each.resume) for each in strikes] == 2 * [(0, 60, resume)]
+
+
+def test_a_node_may_be_slow_from_the_step_on_in_which_another_fails() -> None:
+    slow = at_step_60("slow", factor=2, found_after="500 s", ranks=[5])
+    found = suffered(failing(at_step_60("process"), slow), job(checkpoints=Checkpoints(25)))
+    assert found.total_s == 60 + 2 * 250
+
+
+def test_replicas_that_fail_at_the_same_step_leave_until_nobody_is_left() -> None:
+    of = job(ranks_per_replica=2, checkpoints=Checkpoints(25))
+    seen: list[Attempt] = []
+    causes = {"effect": "process", "at_steps": [60] * 4, "ranks": [0, 2, 4, 6]}
+    found = attempts(failing(causes, on_failure="continue"), of, seed=0, observe=seen.append)
+    assert [(each.first_step, each.last_step) for each in seen] == [(0, 60), (50, 300)]
+    assert found.by_cause["cause 0"].n_failures == 4
+
+
 def test_a_failure_during_the_recovery_begins_it_anew() -> None:
     recovery = {"detect": "5 s", "schedule": "10 s", "start": "20 s"}
     found = suffered(failing(at("120 s", "150 s", effect="node"), recovery=recovery), job(checkpoints=Checkpoints(10)))
@@ -93,20 +138,22 @@ def test_a_file_that_is_being_written_cannot_be_resumed_from() -> None:
 
 
 @pytest.mark.parametrize(
-    ("timeouts", "found_by", "hung_s"),
+    ("timeouts", "effect", "found_by", "found_s"),
     [
-        ({"heartbeat": "100 s"}, None, 100.0),
-        ({"heartbeat": "100 s", "collective": "10 min", "watchdog": "15 min"}, None, 900.0),
-        ({"heartbeat": "100 s", "collective": "10 min", "watchdog": "15 min"}, "collective", 600.0),
+        ({"heartbeat": "100 s"}, "hang", None, 100.0),
+        ({"heartbeat": "100 s", "collective": "10 min", "watchdog": "15 min"}, "hang", None, 900.0),
+        ({"heartbeat": "100 s", "collective": "10 min", "watchdog": "15 min"}, "hang", "collective", 600.0),
+        ({"heartbeat": "100 s"}, "node", None, 1.0),
+        ({"heartbeat": "100 s"}, "node", "heartbeat", 100.0),
     ],
 )
 def test_a_hang_ends_with_the_longest_time_out_that_applies(
-    timeouts: dict, found_by: str | None, hung_s: float
+    timeouts: dict, effect: str, found_by: str | None, found_s: float
 ) -> None:
-    """A ladder of time-outs: heartbeat 100 s, NCCL 10 min, watchdog 15 min (marin)."""
-    hang = at("100 s", effect="hang", found_by=found_by)
-    found = suffered(failing(hang, recovery={"timeouts": timeouts, "detect": "1 s"}), job(checkpoints=Checkpoints(10)))
-    assert found.seconds["infrastructure_recovery"] == hung_s
+    """A ladder of time-outs: heartbeat 100 s, NCCL 10 min, watchdog 15 min (marin). A lost node may close nothing."""
+    cause = at("100 s", effect=effect, found_by=found_by)
+    found = suffered(failing(cause, recovery={"timeouts": timeouts, "detect": "1 s"}), job(checkpoints=Checkpoints(10)))
+    assert found.seconds["infrastructure_recovery"] == found_s
 
 
 def test_a_slow_node_is_replaced_after_a_file_and_no_step_repeats() -> None:
@@ -457,7 +504,135 @@ def test_a_node_that_is_away_slows_nobody() -> None:
     assert (found.total_s, found.by_cause["cause 1"].n_failures) == (300.0, 0)
 
 
+def test_a_failure_in_a_recovery_does_not_bring_lost_nodes_back_earlier() -> None:
+    """A node is lost at 100 s and there at 200 s. A process fails at 110 s, which takes 20 s for itself."""
+    lost, software = at("100 s", effect="node"), at("110 s")
+    recovery = {"detect": "5 s", "schedule": "95 s", "start": "15 s"}
+    found = suffered(failing(lost, software, recovery=recovery), job(checkpoints=Checkpoints(5)))
+    assert (found.n_attempts, found.total_s) == (2, 300.0 + 15.0 + 100.0 + 15.0)
+
+
+def test_a_job_whose_last_step_ends_before_an_interruption_is_done() -> None:
+    """Saving takes 20 s. In 10 s of notice the last 5 steps are done. With 30 s, the last one is saved."""
+    for notice, end_s in (("10 s", 300.0), ("30 s", 300.0 + 20.0)):
+        planned = at(f"{295 if notice == '10 s' else 299.5} s", effect="planned", notice=notice, lasts="1 h")
+        found = suffered(failing(planned), job(checkpoints=Checkpoints(1000, stall_s=20.0)))
+        assert (found.n_attempts, found.n_steps, found.total_s) == (1, 300, end_s)
+
+
+def test_replicas_lost_one_after_the_other_in_a_recovery_leave_no_live_one() -> None:
+    """Each of 2 replicas is lost while the other one has not got its state back."""
+    lost = of_node("95 s", "97 s", ranks=[0, 4])
+    of = job(ranks_per_replica=4, checkpoints=Checkpoints(30))
+    for policy in ({}, {"on_failure": "continue"}):
+        failures = failing(lost, recovery={"state": "replica", "schedule": "10 s"}, **policy)
+        found = suffered(failures, of)
+        assert (found.n_attempts, found.n_repeated) == (2, 97 - 90 if policy else 95 - 90), policy
+    assert suffered(failing(of_node("95 s", "197 s", ranks=[0, 4]), recovery={"state": "replica"}), of).n_repeated == 0
+
+
 # ---------------------------------------------------------------- with a replica less
+
+
+def test_an_absent_replica_slows_nobody_until_it_is_back() -> None:
+    """Its node, twice as slow since 50 s, stays when its process fails after 75 steps; steps 76 to 99 are fast."""
+    slow = of_node("50 s", ranks=[0], effect="slow", factor=2, found_after="1 day")
+    still = of_node("50 s", ranks=[0], effect="flap", share=0, lasts="25 s")
+    software = at("100 s", ranks=[0], of="gpu")
+    of = job(ranks_per_replica=2, n_steps=None, horizon_s=150.0)
+    recovery = {"diagnose": "24.5 s"}
+    found = suffered(failing(slow, software, recovery=recovery, on_failure="continue"), of)
+    assert (found.absences, found.n_steps) == ((ReplicaAbsence(0, 75, 100),), 75 + 25 + 12)
+    gone = at("60 s", ranks=[0], of="gpu")
+    blocked = suffered(failing(still, gone, recovery={"diagnose": "1 h"}, on_failure="continue"), of)
+    assert (blocked.n_steps, blocked.seconds["step_time_deviation"]) == (140, 10.0)
+
+
+def test_a_slow_node_is_slow_until_its_replica_leaves() -> None:
+    """Found at 60 s, after 55 steps; its replica leaves after the average of step 64, 9 slow steps later."""
+    slow = of_node("50 s", ranks=[0], effect="slow", factor=2, found_after="10 s")
+    found = suffered(failing(slow, on_failure="continue"), job(ranks_per_replica=2, average_every=16))
+    assert found.total_s == pytest.approx(300.0 + 64 - 50)
+
+
+def test_an_announced_replica_leaves_at_the_end_of_its_notice() -> None:
+    """Averages every 100 steps. With 20 s of notice at 130 s, it leaves at 150 s and loses its 50 steps."""
+    for notice, n_less in (("20 s", 100), ("90 s", 0)):
+        planned = of_node("130 s", ranks=[0], effect="planned", lasts="10 s", notice=notice)
+        found = suffered(
+            failing(planned, on_failure="continue"), job(ranks_per_replica=2, average_every=100, n_steps=200)
+        )
+        assert found.seconds["absent_replicas"] == pytest.approx(n_less / 4)
+
+
+def test_who_is_announced_goes_with_the_restart_before() -> None:
+    """At 105 s software ends all ranks. Node 0, announced at 102 s to leave at step 112, is replaced by then."""
+    slow = of_node("52 s", ranks=[0], effect="slow", factor=1, found_after="50 s")
+    software = {"effect": "process", "of": "job", "at": ["105 s"]}
+    failures = failing(slow, software, recovery={"schedule": "30 s"}, on_failure="continue")
+    found = suffered(failures, job(ranks_per_replica=2, average_every=16, checkpoints=Checkpoints(21)))
+    assert (found.n_attempts, found.absences, found.total_s) == (2, (), 300.0 + 30.0)
+
+
+def test_the_last_replica_cannot_leave_alone() -> None:
+    """Of 2 replicas one is lost at 98 s, and the other one has been announced at 97 s to leave at 112 s: it saves."""
+    planned = of_node("97 s", ranks=[0], effect="planned", lasts="40 s")
+    lost = of_node("98 s", ranks=[4])
+    failures = failing(planned, lost, recovery={"schedule": "100 s"}, on_failure="continue")
+    found = suffered(failures, job(ranks_per_replica=4, average_every=16, checkpoints=Checkpoints(1000, stall_s=3.0)))
+    assert (found.n_attempts, found.n_repeated) == (2, 0)
+    assert found.total_s == 112.0 + 3.0 + (198.0 - 115.0) + 188.0
+
+
+def test_the_same_bad_node_fails_again_in_a_replica_that_is_back() -> None:
+    again = at("100 s", again={"probability": 0.99, "after": "10 s"}, of="gpu", ranks=[3])
+    failures = failing(again, recovery={"exclude_after": 3, "schedule": "60 s"}, on_failure="continue")
+    found = suffered(failures, job(ranks_per_replica=2))
+    assert (found.n_attempts, found.by_cause["cause 0"].n_failures, len(found.absences)) == (1, 3, 3)
+
+
+def test_two_that_are_lost_between_averages_are_noticed_before_groups_form_once() -> None:
+    """Lost at 105 s and 111 s and noticed 10 s later; groups form at 121 s, and when both are back."""
+    lost = of_node("105 s", "111 s", ranks=[0, 4])
+    recovery = {"detect": "10 s", "connect": "1 s", "schedule": "1 day"}
+    found = suffered(
+        failing(lost, recovery=recovery, on_failure="continue"), job(ranks_per_replica=2, average_every=16)
+    )
+    assert (found.seconds["infrastructure_recovery"], found.seconds["initialization"]) == (121.0 - 113.0, 1.0 + 1.0)
+
+
+def test_the_last_step_waits_for_the_loss_to_be_noticed() -> None:
+    lost = at("299.5 s", effect="node")
+    found = suffered(failing(lost, recovery={"detect": "10 s"}, on_failure="continue"), job(ranks_per_replica=2))
+    assert (found.n_steps, found.total_s) == (300, 309.5)
+
+
+def test_a_lone_replica_averages_with_nobody() -> None:
+    """With 2 replicas, steps take 3 s, and 1 s from step 10 on, while one is away for 20 s; twice as long if slow."""
+    lost, slow = of_node("31.5 s", ranks=[0]), of_node("0 s", ranks=[4], effect="slow", factor=2, found_after="1 day")
+    policy = {"recovery": {"schedule": "20 s"}, "on_failure": "continue", "step_factor": 3}
+    of = job(ranks_per_replica=4, n_steps=50)
+    assert suffered(failing(lost, **policy), of).total_s == pytest.approx(31.5 + 20.5 + 3 * (50 - 10 - 21))
+    slower = suffered(failing(lost, slow, **policy), of)
+    assert slower.by_cause["cause 1"].seconds["step_time_deviation"] == pytest.approx(slower.total_s / 2)
+
+
+def test_a_lost_replica_takes_the_files_on_its_disk_with_it() -> None:
+    lost, software = of_node("100 s", ranks=[0]), {"effect": "process", "of": "job", "at": ["110 s"]}
+    for survives, repeated in (("process", 110), ("node", 20), ("all", 20)):
+        of = job(ranks_per_replica=2, checkpoints=Checkpoints(30, survives=survives))
+        assert suffered(failing(lost, software, on_failure="continue"), of).n_repeated == repeated, survives
+
+
+def test_a_replica_is_back_when_all_of_its_nodes_are() -> None:
+    """A replica of 2 nodes loses one, which is replaced at 150 s. A process on the other one fails meanwhile."""
+    failures = failing(
+        of_node("100 s", ranks=[0]),
+        at("110 s", ranks=[2], of="gpu"),
+        recovery={"schedule": "50 s"},
+        on_failure="continue",
+    )
+    assert suffered(failures, job(ranks_per_replica=4)).absences == (ReplicaAbsence(0, 100, 150),)
 
 
 def test_others_go_on_and_take_the_replica_back() -> None:

@@ -5,7 +5,12 @@ from pathlib import Path
 import pytest
 
 from simdist.errors import PlanError
-from simdist.plan.failures import StepFailure, check_step_failures, dump_step_failures, read_step_failures
+from simdist.plan.failures import (
+    StepFailure,
+    check_step_failures,
+    dump_step_failures,
+    read_step_failures,
+)
 from simdist.runs import run_directory
 from simdist.runs.building import Built, build, delays
 from simdist.runs.run_failures import step_failures
@@ -39,6 +44,17 @@ def test_failures_at_steps_are_by_attempt() -> None:
         StepFailure(1, 17, (2, 3), "lost"),
         StepFailure(2, 22, (1,), "gone"),
     )
+
+
+def test_failures_at_the_same_step_are_of_one_attempt() -> None:
+    _, built, found = planned("effect: hang, at_steps: [15, 22]", "effect: process, at_steps: [15, 22], ranks: [3, 1]")
+    assert found == (
+        StepFailure(0, 15, (3,), "gone"),
+        StepFailure(0, 15, (0,), "hang"),
+        StepFailure(1, 22, (1,), "gone"),
+        StepFailure(1, 22, (0,), "hang"),
+    )
+    check_step_failures(built.plan, found)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +101,7 @@ def test_a_run_directory_has_them(tmp_path: Path) -> None:
     [
         (StepFailure(0, 60, (0,), "gone"), "step 60: the plan has steps 0 to 59"),
         (StepFailure(0, 5, (4,), "gone"), r"ranks \[4\]: name some of 0 to 3"),
-        (StepFailure(1, 5, (0,), "gone"), "attempt 1: 0 failures before it end an attempt"),
+        (StepFailure(1, 5, (0,), "gone"), "attempt 1: failures before it end 0 attempts"),
         (StepFailure(0, 5, (0,), "pause"), r"pause_s 0.0: write seconds above 0"),
     ],
 )

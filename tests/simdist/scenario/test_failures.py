@@ -96,7 +96,7 @@ def test_rates_are_varied_and_may_be_ranges_that_no_step_depends_on() -> None:
         ("share: 50 %", "share: 1 %", "causes[3].worst.share: 0.01 is less than the 18.8% of any 3 nodes"),
         ("nodes: 3,", "nodes: 16,", "causes[3].worst.nodes: 16 of 16 nodes: write less than all"),
         ("watchdog: 15 min", "watchdog: 0 s", "recovery.timeouts.watchdog: "),
-        ("timeouts: {heartbeat: 100 s, watchdog: 15 min}", "detect: 1 s", "causes[4].effect: hang: a time-out ends"),
+        ("timeouts: {heartbeat: 100 s, watchdog: 15 min}", "detect: 1 s", "causes[4].effect: hang: a time-out finds"),
         ("effect: hang", "effect: hang, found_by: wachdog", "'wachdog' is no time-out of recovery.timeouts: did"),
         ("factor: 1.5, ", "", "causes[5].factor: required with effect: slow: write e.g. factor: 1.5"),
         ("lasts: 20 s", "lasts: 0 s", "causes[6].lasts: 0 s: a flap of no length does nothing"),

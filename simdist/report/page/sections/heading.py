@@ -7,7 +7,7 @@ from shlex import quote
 import numpy as np
 
 import simdist
-from simdist.report.page.html import Html, escape, join, notes, prose, table, tag
+from simdist.report.page.html import Html, join, notes, prose, table, tag
 from simdist.report.page.model import RunsReport
 from simdist.report.page.sweep_model import SweepReport, VaryingField
 from simdist.runs.run_directory import RunDirectory
@@ -143,7 +143,7 @@ def _sweep_facts(report: SweepReport) -> Iterator[tuple[str, str]]:
     yield _PAGE_BY
 
 
-def _sweep_notes(report: SweepReport) -> Iterator[Html]:
+def _sweep_notes(report: SweepReport) -> Iterator[str]:
     if report.table.n_missing:
         share = f"{report.table.n_missing:,} of {report.n_rows:,} rows are not there yet"
         goes_on = f" into {report.folder.name} goes on."
@@ -152,9 +152,9 @@ def _sweep_notes(report: SweepReport) -> Iterator[Html]:
         rows = f"{report.table.n_failed:,} {plural(report.table.n_failed, 'row')}"
         command = tag("code", f"simdist results {quote(report.folder.name)} --failed")
         yield join([f"{rows} failed, ", command, " shows why. No number below counts failed rows."])
-    yield from (escape(f"{each}.") for each in report.table.shown_remarks if "not there yet" not in each.text)
+    yield from (f"{each}." for each in report.table.shown_remarks if "not there yet" not in each.text)
     if report.n_seeds == 1:
-        yield escape("With one seed there are no intervals, so nothing says which differences are chance.")
+        yield "With one seed there are no intervals, so nothing says which differences are chance."
 
 
 def _varied(report: SweepReport) -> Html:
