@@ -42,6 +42,7 @@ from simdist.studies.drawn_failures import (
     break_even_range_s,
     drawn_job,
     draws_for,
+    goodput_range_at,
 )
 from simdist.studies.remarks import Remark, below_table, documents, remarks_of, with_remarks
 from simdist.studies.statistics import Interval, Samples, mean_interval, ratio_interval, share_of_one
@@ -256,6 +257,11 @@ class GoodputRow:
         shares = self._ranges()[1]
         return shares if max(shares, key=shares.__getitem__, default=CHANCE) != CHANCE else {}
 
+    @property
+    def goodput_range90(self) -> Interval | None:
+        """90 % interval of goodput, from seeds and what is uncertain; None if rates and recovery are certain."""
+        return self._ranges()[0].get("goodput_range90")
+
     def _ranges(self) -> tuple[dict[str, Interval], dict[str, float]]:
         """Return the intervals of what is uncertain, and the shares of their causes."""
         if self.drawn is None or self.base_drawn is None:
@@ -367,12 +373,14 @@ class RatePoint:
         between_failures_s: Mean time between failures that end an attempt.
         goodput: Mean over the seeds of the curve.
         speedup: Trained per second, over the baseline at the same rates; None if that trains nothing.
+        goodput_range90: 90 % interval of goodput at these rates; None if all but the rates is certain.
     """
 
     factor: float
     between_failures_s: float
     goodput: float
     speedup: float | None
+    goodput_range90: Interval | None = None
 
     def record(self) -> dict[str, object]:
         """Return the point as JSON.
@@ -381,12 +389,15 @@ class RatePoint:
             factor, between_failures_s (float): Factor of the scenario's rates; mean time between failures that end an
                 attempt.
             goodput (float): As in "Goodput of a schedule".
+            goodput_range90 (list): Only with an uncertain recovery: its 90 % interval at these rates.
             speedup (float or null): Likewise.
         """
+        known = {} if self.goodput_range90 is None else {"goodput_range90": self.goodput_range90}
         return {
             "factor": self.factor,
             "between_failures_s": self.between_failures_s,
             "goodput": self.goodput,
+            **known,
             "speedup": self.speedup,
         }
 
@@ -701,15 +712,17 @@ def _curves(
     if not any(math.isfinite(time_between_failures_s(failures, trained.job)) for trained, failures in pairs):
         return []
     points: list[list[RatePoint]] = [[] for _ in rows]
+    draws = FailureDraws.of(scenario, rates=False)
     for factor in FACTORS:
         changed = [(trained, scaled(failures, factor)) for trained, failures in pairs]
         found = [suffer(failures, *for_search(scenario, failures, trained)) for trained, failures in changed]
         for number, (trained, failures) in enumerate(changed):
             between_s = time_between_failures_s(failures, trained.job)
             ratio = _over(found[number], found[at])
-            points[number].append(RatePoint(factor, between_s, float(found[number].goodput.mean()), ratio))
+            mean = float(found[number].goodput.mean())
+            ends = goodput_range_at(draws, failures.on_failure, trained, factor=factor, center=mean)
+            points[number].append(RatePoint(factor, between_s, mean, ratio, ends))
     curves = [RateCurve(row.label, tuple(of_row)) for row, of_row in zip(rows, points, strict=True)]
-    draws = FailureDraws.of(scenario, rates=False)
     sides = [(failures.on_failure, trained) for trained, failures in pairs]
     return [
         replace(curve, break_even_range_s=break_even_range_s(draws, sides[number], sides[at], curve.factors))
