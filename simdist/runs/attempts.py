@@ -570,6 +570,7 @@ class _Run:
         pair_is_gone = any((node + 1) % self.job.n_nodes in self.copies_gone for node in self.copies_gone)
         if files.survives == "process" or (files.survives == "node" and pair_is_gone):
             self.steps.forget_files()
+            self.corrupt = [(each, 0, n_files) for each, _, n_files in self.corrupt]
 
     def _lose_copies(self, failure: Failure) -> None:
         """Note the nodes whose memory has been lost since the newest file was written."""
