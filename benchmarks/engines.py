@@ -8,7 +8,6 @@ A rank-op is one operation executed by one rank. Ratios compare runs of one proc
 the best of several; absolute numbers belong to the machine.
 """
 
-import argparse
 import json
 import platform
 import resource
@@ -16,15 +15,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.tables import shown, table
+from benchmarks.tables import benchmark_parser, conclude, shown
 from simdist import scenario
 from simdist.engines.observers import WhereTimeWent, WholeTrace
 from simdist.engines.run import run
@@ -218,35 +215,24 @@ def verdicts(found: dict[str, object], sizes: Sizes) -> list[dict[str, object]]:
 
 def main() -> int:
     """Run everything and print it; return 1 if a target of the full sizes is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes")
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--large", nargs=2, type=int, metavar=("RANKS", "STEPS"), help="measure this alone, print JSON")
     options = parser.parse_args()
     if options.large:
         print(json.dumps(large(*options.large)))
         return 0
     sizes = QUICK if options.quick else Sizes()
-    found: dict[str, object] = {
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "sizes": asdict(sizes),
-        "engines": engines(sizes),
-        "compare": whole_comparison(sizes),
-        "scaling": scaling(sizes),
+    rows = engines(sizes)
+    compared = whole_comparison(sizes)
+    scaled = scaling(sizes)
+    found: dict[str, object] = {"engines": rows, "compare": compared, "scaling": scaled}
+    tables = {
+        f"engines, {sizes.ranks} ranks x {sizes.steps} steps": rows,
+        "whole comparison": [compared],
+        "one seed, fast, by ranks": scaled["by_ranks"],
+        "one seed, fast, by steps": scaled["by_steps"],
     }
-    targets = verdicts(found, sizes)
-    found["targets"] = targets
-    missed = not options.quick and not all(target["holds"] for target in targets)
-    if options.json:
-        print(json.dumps(found, indent=1))
-        return int(missed)
-    print(table(f"engines, {sizes.ranks} ranks x {sizes.steps} steps", found["engines"]))  # type: ignore[arg-type]
-    print(table("whole comparison", [found["compare"]]))  # type: ignore[list-item]
-    print(table("one seed, fast, by ranks", found["scaling"]["by_ranks"]))  # type: ignore[index]
-    print(table("one seed, fast, by steps", found["scaling"]["by_steps"]))  # type: ignore[index]
-    print(table("targets (for the full sizes)", targets))
-    return int(missed)
+    return conclude(options, sizes, found, tables, verdicts(found, sizes))
 
 
 if __name__ == "__main__":

@@ -10,9 +10,7 @@ decode the same local JPEG files with the same function, as many as the loader h
 runs of one process, taken turn by turn; absolute numbers belong to the machine.
 """
 
-import argparse
 import io
-import json
 import statistics
 import sys
 import tempfile
@@ -31,7 +29,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.tables import table
+from benchmarks.tables import benchmark_parser, conclude
 from real.data.filecache import FileCache
 from real.data.loader import Loader, LoaderLimits
 from real.data.memory import Geometry, MemoryStore
@@ -193,9 +191,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 def main() -> int:
     """Run everything and print it; return 1 if a target of the full sizes is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes")
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--workers", type=int, help="threads that decode, and workers of the DataLoader")
     options = parser.parse_args()
     sizes = QUICK if options.quick else Sizes()
@@ -220,15 +216,8 @@ def main() -> int:
             "holds": spent <= MOST_OF_DATALOADER,  # type: ignore[operator]
         },
     ]
-    missed = not options.quick and not all(target["holds"] for target in targets)
-    if options.json:
-        found = {"sizes": asdict(sizes), "memory": of_memory, "loader": of_loader, "targets": targets}
-        print(json.dumps(found, indent=1))
-        return int(missed)
-    print(table("samples in memory", [of_memory]))
-    print(table("batches from local files", [of_loader]))
-    print(table("targets (for the full sizes)", targets))
-    return int(missed)
+    tables = {"samples in memory": [of_memory], "batches from local files": [of_loader]}
+    return conclude(options, sizes, {"memory": of_memory, "loader": of_loader}, tables, targets)
 
 
 if __name__ == "__main__":

@@ -14,16 +14,13 @@ starts, as from ranks ahead of the clock; in `one by one`, an event starts each 
 runs; they belong to the machine.
 """
 
-import argparse
-import json
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -32,7 +29,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 
-from benchmarks.tables import shown, table
+from benchmarks.tables import benchmark_parser, conclude, shown
 from simdist.cost import Costs, Stage, Transfer, price
 from simdist.engines.network.flows import Flow, Flows, nothing
 from simdist.engines.network.fluid import FluidNetwork, Timeline
@@ -337,28 +334,16 @@ def verdicts(found: dict[str, list[dict[str, object]]]) -> list[dict[str, object
 
 def main() -> int:
     """Run everything and print it; return 1 if a target of the full sizes is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes")
-    options = parser.parse_args()
+    options = benchmark_parser(__doc__).parse_args()
     sizes = QUICK if options.quick else Sizes()
     found = {"rates": rates(sizes), "islands": islands(sizes), "engine": engine(sizes), "flows": many_flows(sizes)}
-    targets = verdicts(found)
-    missed = not options.quick and not all(target["holds"] for target in targets)
-    if options.json:
-        about = {"python": platform.python_version(), "numpy": np.__version__, "sizes": asdict(sizes)}
-        print(json.dumps({**about, **found, "targets": targets}, indent=1))
-        return int(missed)
-    print(table("fair rates of concurrent transfers", found["rates"]))
-    print(table("transfers on more and more links that share nothing", found["islands"]))
-    print(
-        table(
-            f"reference engine, {sizes.nodes} nodes x {sizes.gpus_per_node} GPUs x {sizes.steps} steps", found["engine"]
-        )
-    )
-    print(table("flows between random nodes", found["flows"]))
-    print(table("targets (for the full sizes)", targets))
-    return int(missed)
+    tables = {
+        "fair rates of concurrent transfers": found["rates"],
+        "transfers on more and more links that share nothing": found["islands"],
+        f"reference engine, {sizes.nodes} nodes x {sizes.gpus_per_node} GPUs x {sizes.steps} steps": found["engine"],
+        "flows between random nodes": found["flows"],
+    }
+    return conclude(options, sizes, found, tables, verdicts(found))
 
 
 if __name__ == "__main__":

@@ -12,20 +12,17 @@ training; in `alone` every load takes its time alone, even if others read. An in
 rank. Seconds are those of the processor and belong to the machine; `over alone` compares runs of one process.
 """
 
-import argparse
-import json
-import platform
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.tables import shown, table
+from benchmarks.tables import benchmark_parser, conclude, shown
 from simdist.cost import Costs, Local, OpCost, Resources, Shared, Stage, Transfer, Varying
 from simdist.engines.observers import WholeTrace
 from simdist.engines.run import run
@@ -176,21 +173,11 @@ def verdict(rows: list[dict[str, object]]) -> dict[str, object]:
 
 def main() -> int:
     """Run everything and print it; return 1 if the target of the full sizes is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes")
-    options = parser.parse_args()
+    options = benchmark_parser(__doc__).parse_args()
     sizes = QUICK if options.quick else Sizes()
     rows = measure(sizes)
-    target = verdict(rows)
-    missed = not options.quick and not target["holds"]
-    if options.json:
-        about = {"python": platform.python_version(), "numpy": np.__version__, "sizes": asdict(sizes)}
-        print(json.dumps({**about, "readers": rows, "targets": [target]}, indent=1))
-        return int(missed)
-    print(table(f"reference engine, one server for all, {sizes.steps} steps", rows))
-    print(table("targets (for the full sizes)", [target]))
-    return int(missed)
+    tables = {f"reference engine, one server for all, {sizes.steps} steps": rows}
+    return conclude(options, sizes, {"readers": rows}, tables, [verdict(rows)])
 
 
 if __name__ == "__main__":

@@ -11,16 +11,13 @@ again; of each picture the best of several rounds counts, because other programs
 slowest of all is told beside. Needs playwright and a Chromium.
 """
 
-import argparse
-import json
-import platform
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +26,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.engines import SYNC, straggling
-from benchmarks.tables import shown, table
+from benchmarks.tables import benchmark_parser, conclude, shown
 from simdist.report.page.sections.timelines import timeline_assets, timeline_section
 from simdist.runs import building
 from simdist.traces.trace import Trace
@@ -146,10 +143,7 @@ def verdicts(rows: list[dict[str, object]]) -> list[dict[str, object]]:
 
 def main() -> int:
     """Run everything and print it; return 1 if a target of the full size is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.add_argument("--quick", action="store_true", help="a tiny trace")
-    options = parser.parse_args()
+    options = benchmark_parser(__doc__).parse_args()
     sizes = QUICK if options.quick else Sizes()
     trace = building.simulate(straggling(sizes.ranks, sizes.steps, [SYNC]))
     noisy = jittered(trace)
@@ -160,15 +154,8 @@ def main() -> int:
     }
     with browser() as chromium:
         rows = [measured(chromium, name, traces, sizes) for name, traces in shown_traces.items()]
-    targets = verdicts(rows[:2])
-    missed = not options.quick and not all(target["holds"] for target in targets)
-    if options.json:
-        found = {"python": platform.python_version(), "sizes": asdict(sizes), "pages": rows, "targets": targets}
-        print(json.dumps(found, indent=1))
-        return int(missed)
-    print(table(f"timeline, {sizes.ranks} ranks x {sizes.steps} steps", rows))
-    print(table("targets (for a million spans)", targets))
-    return int(missed)
+    tables = {f"timeline, {sizes.ranks} ranks x {sizes.steps} steps": rows}
+    return conclude(options, sizes, {"pages": rows}, tables, verdicts(rows[:2]))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ def test_the_page_has_the_tables_of_the_recorded_results() -> None:
 
 def test_total_times_are_near_and_repeated_steps_exact() -> None:
     found = run.recorded()
-    assert len(found) == len(run.CASES) == 12
+    assert len(found) == len(run.CASES) == 18
     assert [tuple(map(tuple, each.failures)) for each in found] == [tuple(each.failures) for each in run.CASES]
     errors = [abs(each.error) for each in found]
     assert statistics.median(errors) <= 0.05
