@@ -47,11 +47,13 @@ class Pace:
         step_s: Of a step.
         share: Of the replicas that train.
         cause: Index of the cause that makes steps slower; None if none does.
+        factor: By which it does.
     """
 
     step_s: float
     share: float = 1.0
     cause: int | None = None
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

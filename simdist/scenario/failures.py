@@ -317,7 +317,8 @@ class Failures(Settings):
         recovery: What it takes to go on.
         on_failure: `restart` all ranks; likewise with `spare` nodes; or `continue` with a replica less.
         spares: Nodes that wait for others to fail.
-        step_factor: Step times of this policy over those without it, such as of a manager that each step asks.
+        step_factor: Step times of this policy over those without it, such as of averages by another library. A lone
+            replica averages with nobody.
         uncertain: Ranges of its numbers, by path, such as `causes[0].rate`.
     """
 

@@ -28,6 +28,7 @@ from simdist.studies.suffering import (
 from simdist.studies.uncertainty import Quantity
 
 _N_FAILURES = 150  # that the job meets in each draw
+_N_ON_CURVE = 50  # likewise, at each of many rates
 _OF_CAUSES = ("failures", "causes")
 _RATE = "rate"
 
@@ -188,6 +189,28 @@ def best_steps_range(
     best = [best_interval(each, *for_search(draws.scenario, each, trained)) for each in ends]
     known = [best_steps, *(each for each in best if each is not None)]
     return min(known), max(known)
+
+
+def goodput_range_at(
+    draws: FailureDraws, policy: OnFailure, trained: SteadySchedule, *, factor: float, center: float
+) -> Interval | None:
+    """Return between which ends goodput lies with 90 % at a multiple of the stated rates; None if it is known.
+
+    Args:
+        draws: Without rates, which the factor states.
+        policy: What the job does about failures.
+        trained: The job.
+        factor: Of the rates.
+        center: Goodput as stated.
+    """
+    if not draws.failures:
+        return None
+    as_stated = scaled(_failures(draws.scenario, policy), factor)
+    met = for_search(draws.scenario, as_stated, trained, n_failures=_N_ON_CURVE)
+    found = np.array([suffer(scaled(each, factor), *met).goodput.mean() for each in draws.under(policy)])
+    changes = found - suffer(as_stated, *met).goodput.mean()
+    low, high = np.quantile(changes, [uncertainty.TAIL, 1 - uncertainty.TAIL], method="hazen").tolist()
+    return max(0.0, center + min(low, 0.0)), min(1.0, center + max(high, 0.0))
 
 
 def break_even_range_s(

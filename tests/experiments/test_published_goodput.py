@@ -19,11 +19,11 @@ def test_the_page_has_the_rows_of_the_program_which_miss_only_where_it_says_why(
     assert missed == {"opt", "ft-hsdp-restart", "scout-restart-15", "scout-torchft-2", "scout-torchft-4", "rsc-1024"}
 
 
-def test_the_three_recoveries_of_scout_are_in_the_published_order() -> None:
-    names = ("migration", "restart-15", "restart-25", "torchft-2", "torchft-4")
+def test_the_recoveries_of_scout_are_in_the_published_order_with_four_replicas() -> None:
+    names = ("migration", "restart-15", "torchft-2", "restart-25", "torchft-4")
     minutes = [run.simulated(f"scout-{name}", "minutes") for name in names]
     assert minutes == sorted(minutes)
-    assert minutes[2] == pytest.approx(818, rel=0.1)
+    assert minutes[3] == pytest.approx(818, rel=0.1)
 
 
 def test_llama_3_trains_between_90_and_97_percent_of_the_time() -> None:

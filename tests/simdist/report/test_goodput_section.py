@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from commandline import call, write
 
@@ -45,6 +46,37 @@ def test_runs_whose_job_fails_are_shown_with_their_goodput(page) -> None:
 def test_runs_whose_job_does_not_fail_have_no_such_section(page) -> None:
     text, _ = page(JOB)
     assert 'id="goodput"' not in text
+
+
+UNCERTAIN = """\
+uncertain:
+  failures.causes[0].rate: {from: 0.5 per day, to: 3 per day, source: a log}
+  failures.recovery.start: {from: 1 min, to: 30 min, source: a log}
+"""
+
+
+def test_the_picture_draws_what_is_uncertain() -> None:
+    """Whiskers at the bars, the possible rates, and a band along each curve, as wide as the recovery allows."""
+    job = JOB.replace("[sync, local-2]", "[sync]")
+    failing = FAILING.replace("effect: process}]}", "effect: process}], recovery: {start: 10 min}}")
+    study = goodput(loads(job + failing + UNCERTAIN), n_seeds=2)
+    bars, curves = goodput_figure(study).axes
+    (whisker,) = bars.lines
+    assert whisker.get_xdata() == pytest.approx([100 - 100 * end for end in study[0].record()["goodput_range90"]])
+    rates = curves.patches[0]
+    assert (rates.get_x(), rates.get_x() + rates.get_width()) == pytest.approx(study.between_range_s)
+    assert len(curves.collections) == len(study)
+    for curve in study.curves:
+        for point in curve.points:
+            low, high = point.goodput_range90
+            assert 0 <= low < point.goodput < high <= 1
+    widths = [np.ptp(point.goodput_range90) for point in study.curves[0].points]
+    assert widths[0] < widths[3] < widths[5]
+    calm = goodput(loads(job + FAILING), n_seeds=2)
+    bars, curves = goodput_figure(calm).axes
+    assert not bars.lines
+    assert not curves.patches
+    assert "goodput_range90" not in calm.curves[0].points[0].record()
 
 
 RATES = ("1 per day", "0.0001 % per year")  # many failures, and none

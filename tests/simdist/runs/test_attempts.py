@@ -607,11 +607,29 @@ def test_the_last_step_waits_for_the_loss_to_be_noticed() -> None:
     assert (found.n_steps, found.total_s) == (300, 309.5)
 
 
+def test_a_lone_replica_averages_with_nobody() -> None:
+    """With 2 replicas, steps take 3 s, and 1 s from step 10 on, while one is away for 20 s; twice as long if slow."""
+    lost, slow = of_node("31.5 s", ranks=[0]), of_node("0 s", ranks=[4], effect="slow", factor=2, found_after="1 day")
+    policy = {"recovery": {"schedule": "20 s"}, "on_failure": "continue", "step_factor": 3}
+    of = job(ranks_per_replica=4, n_steps=50)
+    assert suffered(failing(lost, **policy), of).total_s == pytest.approx(31.5 + 20.5 + 3 * (50 - 10 - 21))
+    slower = suffered(failing(lost, slow, **policy), of)
+    assert slower.by_cause["cause 1"].seconds["step_time_deviation"] == pytest.approx(slower.total_s / 2)
+
+
 def test_a_lost_replica_takes_the_files_on_its_disk_with_it() -> None:
     lost, software = of_node("100 s", ranks=[0]), {"effect": "process", "of": "job", "at": ["110 s"]}
     for survives, repeated in (("process", 110), ("node", 20), ("all", 20)):
         of = job(ranks_per_replica=2, checkpoints=Checkpoints(30, survives=survives))
         assert suffered(failing(lost, software, on_failure="continue"), of).n_repeated == repeated, survives
+
+
+def test_corruption_does_not_go_back_to_a_file_that_a_replica_has_lost() -> None:
+    """The clean file of step 90 is on the disk of node 0, which is lost at 100 s; that of step 120 is corrupt."""
+    corruption = at("95 s", effect="corruption", found_after="50 s")
+    of = job(ranks_per_replica=2, checkpoints=Checkpoints(30, survives="process"))
+    found = suffered(failing(corruption, of_node("100 s", ranks=[0]), on_failure="continue"), of)
+    assert (found.n_attempts, found.n_repeated) == (2, 145)
 
 
 def test_a_replica_is_back_when_all_of_its_nodes_are() -> None:
