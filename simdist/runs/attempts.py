@@ -215,17 +215,30 @@ def attempts(
     return run.goodput()
 
 
-def _check(failures: Failures, job: LongJob) -> None:
-    if (job.n_steps is None) == (job.horizon_s is None):
-        raise ScenarioError("how long is the job? Write train_for, e.g. 54 days, or 100000 steps")
+def check_policy(failures: Failures, n_replicas: int) -> None:
+    """Check that a policy has the replicas that it needs.
+
+    Args:
+        failures: What the job does about failures.
+        n_replicas: Replicas of the model.
+
+    Raises:
+        PlanError: It needs another replica, and there is none.
+    """
     asks = {"on_failure": "continue", "recovery.state": "replica"}
     has = {"on_failure": failures.on_failure, "recovery.state": failures.recovery.state}
     for key, value in asks.items():
-        if has[key] == value and job.n_replicas < 2:
+        if has[key] == value and n_replicas < 2:
             raise PlanError(
                 f"failures.{key}: {value}: all ranks hold one replica of the model together, so that nobody is left: "
                 f"write a schedule with replicas, e.g. hsdp, or another {key}"
             )
+
+
+def _check(failures: Failures, job: LongJob) -> None:
+    if (job.n_steps is None) == (job.horizon_s is None):
+        raise ScenarioError("how long is the job? Write train_for, e.g. 54 days, or 100000 steps")
+    check_policy(failures, job.n_replicas)
     for cause in failures.causes:
         if cause.effect == "flap" and cause.share and cause.cause not in job.slowed:
             raise ScenarioError(f"slowed has no factor for the cause {cause.cause!r}, whose flaps leave a share")
@@ -287,7 +300,7 @@ class _Run:
     losses: list[CauseLoss] = field(default_factory=list)
     timers: list[tuple[float, int, _Action]] = field(default_factory=list)
     targets: list[tuple[int, int, int, _Action]] = field(default_factory=list)
-    slow: dict[int, dict[int, Failure]] = field(default_factory=dict)
+    slow: dict[_Key, Failure] = field(default_factory=dict)
     defects: dict[int, Failure] = field(default_factory=dict)
     flaps: dict[int, list[float]] = field(default_factory=dict)
     blocked: dict[_Key, tuple[Failure, float]] = field(default_factory=dict)
@@ -442,8 +455,8 @@ class _Run:
         came_s = max(failure.at_s, self.steps.now_s)
         return only_slows and self.away_until_s.get(failure.first_node, 0.0) > came_s
 
-    def _strike(self, failure: Failure, resume: int | None) -> None:
-        self.observe_strikes(Strike(failure, self.n_attempts - 1, self.steps.done, resume))
+    def _strike(self, failure: Failure, resume: int | None, *, leaves: bool = False) -> None:
+        self.observe_strikes(Strike(failure, self.n_attempts - 1, self.steps.done, resume, leaves))
 
     # ---------------------------------------------------------------- effects
 
@@ -461,7 +474,7 @@ class _Run:
 
     def _find_slow(self, failure: Failure) -> None:
         """Replace a slow node, unless it has been replaced."""
-        if failure.number in self.slow.get(failure.cause, ()):
+        if _key(failure) in self.slow:
             self._plan(failure)
 
     def _find_corruption(self, failure: Failure) -> None:
@@ -570,6 +583,7 @@ class _Run:
         pair_is_gone = any((node + 1) % self.job.n_nodes in self.copies_gone for node in self.copies_gone)
         if files.survives == "process" or (files.survives == "node" and pair_is_gone):
             self.steps.forget_files()
+            self.corrupt = [(each, 0, n_files) for each, _, n_files in self.corrupt]
 
     def _lose_copies(self, failure: Failure) -> None:
         """Note the nodes whose memory has been lost since the newest file was written."""
@@ -670,9 +684,8 @@ class _Run:
             self.defects.pop(node, None)
             self.flaps.pop(node, None)
         self.leaving = {key: each for key, each in self.leaving.items() if each.first_node not in nodes}
-        for of_cause in list(self.slow.values()):
-            for each in [each for each in of_cause.values() if each.first_node in nodes]:
-                self._speed_up(each)
+        for each in [each for each in self.slow.values() if each.first_node in nodes]:
+            self._speed_up(each)
         for each, _ in [flap for flap in self.blocked.values() if flap[0].first_node in nodes]:
             self._heal(each)
 
@@ -785,7 +798,7 @@ class _Run:
         was_absent = self._is_absent(failure)
         self._return_later(failure, self.steps.done)
         if not was_absent:
-            self._strike_leaving(failure, self.steps.done)
+            self._strike(failure, self.steps.done, leaves=True)
             self._form_at(self.steps.done, failure, self.steps.now_s)
 
     def _leave(self, failure: Failure) -> None:
@@ -798,13 +811,10 @@ class _Run:
         begin = max(steps.done // every * every, self.first_step)
         lost_samples = (steps.position - begin) * n_leaving / self.job.n_replicas
         if n_leaving:
-            self._strike_leaving(failure, None)
+            self._strike(failure, None, leaves=True)
             next_average = math.floor(steps.position / every) * every + every
             self._form_at(next_average, failure, steps.now_s + unnoticed_s)
         self._return_later(failure, begin, lost_samples=lost_samples)
-
-    def _strike_leaving(self, failure: Failure, resume: int | None) -> None:
-        self.observe_strikes(Strike(failure, self.n_attempts - 1, self.steps.done, resume, leaves=True))
 
     def _next_average(self) -> int:
         """Return the step after which replicas meet next; the present one if they meet now."""
@@ -893,28 +903,24 @@ class _Run:
 
     def _slow_down(self, failure: Failure) -> None:
         """Let steps take longer from now on."""
-        self.slow.setdefault(failure.cause, {})[failure.number] = failure
+        self.slow[_key(failure)] = failure
         self._set_pace()
 
-    def _speed_up(self, failure: Failure) -> bool:
-        """Let steps take no longer because of a failure; tell whether they did."""
-        of_cause = self.slow.get(failure.cause, {})
-        was_slow = of_cause.pop(failure.number, None) is not None
-        if not of_cause:
-            self.slow.pop(failure.cause, None)
+    def _speed_up(self, failure: Failure) -> None:
+        """Let steps take no longer because of a failure."""
+        self.slow.pop(_key(failure), None)
         self._set_pace()
-        return was_slow
 
     def _set_pace(self, *, lost_samples: float = 0.0) -> None:
         """Set the pace by who is absent, and by what makes the others slow or stand still."""
         factor = 1.0
         cause = None
-        for number, of_cause in self.slow.items():
-            settings = self.failures.causes[number]
-            slower = settings.factor or self.job.slowed[settings.cause]
-            if slower > factor and not all(map(self._is_absent, of_cause.values())):
+        for failure in self.slow.values():
+            of_cause = self.cause_of(failure)
+            slower = of_cause.factor or self.job.slowed[of_cause.cause]
+            if slower > factor and not self._is_absent(failure):
                 factor = slower
-                cause = number
+                cause = failure.cause
         self.steps.is_still = not all(self._is_absent(each) for each, _ in self.blocked.values())
         share = 1.0 - len(self.absent) / self.job.n_replicas
         pace = Pace(self.step_s * factor, share, cause, factor)

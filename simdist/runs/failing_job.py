@@ -3,10 +3,10 @@
 from simdist.engines.observers import WholeTrace
 from simdist.engines.run import run
 from simdist.errors import ScenarioError
-from simdist.runs.attempts import LongJob
+from simdist.runs.attempts import LongJob, check_policy
 from simdist.runs.building import build, job
 from simdist.runs.checkpointed_steps import Checkpoints
-from simdist.scenario.failures import FailureCause
+from simdist.scenario.failures import FailureCause, Failures
 from simdist.scenario.links import LinkPersistent
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import Schedule
@@ -57,6 +57,15 @@ def job_of(
         checkpoints=checkpoints,
         slowed={each.cause: slowed_by_link(scenario, schedule, each) for each in flaps},
     )
+
+
+def check_failures_fit(failures: Failures, schedule: Schedule, world_size: int) -> None:
+    """Check that a schedule has the replicas that a job needs after failures.
+
+    Raises:
+        PlanError: All ranks hold one replica together.
+    """
+    check_policy(failures, world_size // ranks_per_replica(schedule, world_size))
 
 
 def ranks_per_replica(schedule: Schedule, world_size: int) -> int:

@@ -19,6 +19,7 @@ from simdist.engines.choose import Engine
 from simdist.errors import ScenarioError, naming
 from simdist.plan.delays import Draw
 from simdist.runs.building import Built, build, in_steps
+from simdist.runs.failing_job import check_failures_fit
 from simdist.scenario.sampling import run_seeds
 from simdist.scenario.scenario import AnyScenario, Scenario, load
 from simdist.schedules import Schedule
@@ -285,7 +286,7 @@ def compare(  # noqa: PLR0913 (one for each option)
     Raises:
         ScenarioError: There is no such baseline, `measured` has the times of another scenario, or `warm_up` does not
             fit.
-        PlanError: A schedule does not fit the cluster.
+        PlanError: A schedule does not fit the cluster, or what the job does about failures.
         UnsupportedError: `fast` was asked for and cannot compute a schedule exactly.
     """
     scenario = load(scenario)
@@ -293,6 +294,10 @@ def compare(  # noqa: PLR0913 (one for each option)
     draw = shared_delays(scenario)
     measured = [] if measured is None else measured
     _check_measured(measured, scenario, n_seeds)
+    if scenario.failures is not None and scenario.train_for is not None:
+        for schedule in scenario.schedules:
+            with naming(schedule.name):
+                check_failures_fit(scenario.failures, schedule, scenario.cluster.world_size)
     for schedule in scenario.schedules[len(measured) :]:
         if progress:
             progress(schedule.name, 0, 1)

@@ -17,12 +17,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias, final
 
 from simdist.display import Pictured
-from simdist.errors import ScenarioError, naming
+from simdist.errors import PlanError, ScenarioError, naming
 from simdist.runs.attempts import CATEGORIES
+from simdist.runs.failing_job import check_failures_fit
 from simdist.runs.recovery import Category
 from simdist.scenario.failures import Failures, OnFailure
 from simdist.scenario.sampling import run_seeds
 from simdist.scenario.scenario import AnyScenario, Scenario, load
+from simdist.schedules import Schedule
 from simdist.settings.base import plural
 from simdist.settings.units import format_duration, format_share, in_range
 from simdist.studies.columns import (
@@ -469,6 +471,7 @@ class GoodputStudy(list[GoodputRow], Pictured):
         title: str,
         curves: Sequence[RateCurve],
         between_range_s: Interval | None = None,
+        left_out: Sequence[Remark] = (),
     ) -> None:
         """Take the rows.
 
@@ -479,6 +482,7 @@ class GoodputStudy(list[GoodputRow], Pictured):
             title: Heading of tables and pictures.
             curves: Goodput against the rate; empty without rates.
             between_range_s: 90 % interval of the time between failures, if rates are uncertain.
+            left_out: Why schedules have no row with a policy.
         """
         super().__init__(rows)
         self.scenario = scenario
@@ -486,12 +490,14 @@ class GoodputStudy(list[GoodputRow], Pictured):
         self.title = title
         self.curves = tuple(curves)
         self.between_range_s = between_range_s
+        self.left_out = tuple(left_out)
 
     @property
     def remarks(self) -> tuple[Remark, ...]:
         """What to know beside the table."""
         return (
             *remarks_of(self.scenario),
+            *self.left_out,
             *_of_recovery(self.scenario),
             *_of_missing_checkpoints(self),
             *_of_corruption(self),
@@ -583,6 +589,8 @@ def goodput(
 ) -> GoodputStudy:
     """Return the goodput of each schedule of a scenario with `failures`.
 
+    A schedule has no row with a policy that does not fit it. The baseline must fit.
+
     Args:
         scenario: The scenario, or what `simdist.scenario.load` takes for one.
         baseline: Label or kind of the schedule that the others are compared with; `sync` or the first if None.
@@ -594,24 +602,27 @@ def goodput(
     Raises:
         ScenarioError: The scenario has no `failures` or no `train_for`, there is no such baseline, or a policy has no
             spares.
-        PlanError: A schedule does not fit the cluster, or a policy does not fit the schedule.
+        PlanError: A schedule does not fit the cluster, or the first policy does not fit the baseline.
         UnsupportedError: More failures are expected than can be simulated.
     """
     scenario = load(scenario)
     if n_seeds < 1:
         raise ScenarioError(f"{n_seeds} seeds; must be at least 1")
+    if price_per_gpu_hour is not None and not 0 <= price_per_gpu_hour < math.inf:
+        raise ScenarioError(f"price_per_gpu_hour {price_per_gpu_hour}: write 0 or more, e.g. 2.5")
     if scenario.failures is None:
         raise ScenarioError(f"{scenario.name}: failures: nothing fails: write its causes and their rates")
     reference = find_baseline(scenario, baseline)
     seeds = run_seeds(scenario.seed, n_seeds)
     ways = _policies(scenario.failures, on_failure)
+    fitting, left_out = _fitting(scenario, ways, reference)
     pairs: list[tuple[SteadySchedule, Failures]] = []
-    for schedule in scenario.schedules:
+    for schedule, fit in fitting:
         if progress:
             progress(schedule.name, 0.0)
         with naming(schedule.name):
             trained = steady(scenario, schedule, partial(steps_in, schedule=schedule, n_seeds=n_seeds), draws=True)
-        pairs += [(trained, failures) for failures in ways]
+        pairs += [(trained, failures) for failures in fit]
     draws = draws_for(scenario, [trained for trained, _ in pairs])
     suffered = []
     drawn = []
@@ -621,7 +632,7 @@ def goodput(
         with naming(f"{trained.label}, on_failure: {failures.on_failure}"):
             suffered.append(suffer(failures, trained, seeds))
             drawn.append(drawn_job(draws, failures.on_failure, trained))
-    at = scenario.schedules.index(reference) * len(ways)
+    at = next(number for number, (trained, _) in enumerate(pairs) if trained.label == reference.name)
     prices = [_price(price_per_gpu_hour, trained, failures) for trained, failures in pairs]
     rows = [
         replace(
@@ -638,7 +649,31 @@ def goodput(
         title=_title(scenario, rows[at], n_seeds),
         curves=_curves(scenario, pairs, rows, at),
         between_range_s=between_failures_range_s(draws, pairs[at][0]),
+        left_out=left_out,
     )
+
+
+def _fitting(
+    scenario: Scenario, ways: Sequence[Failures], reference: Schedule
+) -> tuple[list[tuple[Schedule, list[Failures]]], list[Remark]]:
+    """Return the schedules with the policies that fit them, and what is left out, before anything is simulated."""
+    found: list[tuple[Schedule, list[Failures]]] = []
+    left_out = []
+    for schedule in scenario.schedules:
+        fit = []
+        for failures in ways:
+            try:
+                with naming(f"{schedule.name}, on_failure: {failures.on_failure}"):
+                    check_failures_fit(failures, schedule, scenario.cluster.world_size)
+            except PlanError as error:
+                if schedule == reference and failures is ways[0]:
+                    raise
+                left_out.append(Remark("result", f"no row: {error}", schedule.name))
+            else:
+                fit.append(failures)
+        if fit:
+            found.append((schedule, fit))
+    return found, left_out
 
 
 def _policies(failures: Failures, wanted: Sequence[OnFailure]) -> list[Failures]:
@@ -648,10 +683,7 @@ def _policies(failures: Failures, wanted: Sequence[OnFailure]) -> list[Failures]
         ScenarioError: One takes spare nodes, and there are none.
     """
     if failures.on_failure != "spare" and "spare" in wanted and not failures.spares:
-        raise ScenarioError(
-            "--policies spare: failures.spares is 0: write on_failure: spare and spares, e.g. 2; other policies that "
-            "are compared take no spares with restart, and these with continue"
-        )
+        raise ScenarioError("--policies spare: failures.spares is 0: write on_failure: spare and spares, e.g. 2")
     return [under(failures, each) for each in dict.fromkeys(wanted or policies(failures))]
 
 
@@ -659,8 +691,6 @@ def _price(price_per_gpu_hour: float | None, trained: SteadySchedule, failures: 
     """Return the price of an hour of all nodes."""
     if price_per_gpu_hour is None:
         return None
-    if not 0 <= price_per_gpu_hour < math.inf:
-        raise ScenarioError(f"price_per_gpu_hour {price_per_gpu_hour}: write 0 or more, e.g. 2.5")
     return price_per_gpu_hour * (trained.job.n_nodes + failures.spares) * trained.job.gpus_per_node
 
 

@@ -25,8 +25,10 @@ from simdist.errors import UnsupportedError
 from simdist.plan import Plan
 from simdist.plan.check import check
 from simdist.runs.building import Built, build, job, price_of
+from simdist.runs.failing_job import check_failures_fit
 from simdist.scenario import Scenario
 from simdist.scenario.checkpoint import CheckpointSettings
+from simdist.scenario.failures import Failures
 from simdist.schedules import Schedule
 from simdist.studies import measuring
 from simdist.studies.comparison import Row, row, with_ranges
@@ -101,7 +103,14 @@ class _Priced:
 class Evaluator:
     """Evaluates candidates and counts them. Equal plans are simulated once, and those that take the same course."""
 
-    def __init__(self, runs: Runs, constraints: Constraints, time: _Time, bounds: Sequence[_Bound] = ()) -> None:
+    def __init__(
+        self,
+        runs: Runs,
+        constraints: Constraints,
+        time: _Time,
+        bounds: Sequence[_Bound] = (),
+        failures: Failures | None = None,
+    ) -> None:
         """Set up without evaluating anything.
 
         Args:
@@ -109,11 +118,13 @@ class Evaluator:
             constraints: A schedule that breaks one of them is not simulated.
             time: Simulates a schedule.
             bounds: Return lower bounds of these times; those that are less work first.
+            failures: A schedule that does not fit what the job does about them is illegal.
         """
         self._runs = runs
         self._constraints = constraints
         self._time = time
         self._bounds = bounds
+        self._failures = failures
         self._priced: dict[Candidate, _Priced | None] = {}  # those that are not evaluated yet
         self._of_plan: dict[tuple[object, ...], Evaluated | TooSlow] = {}
         self._of_course: dict[tuple[object, ...], Evaluated] = {}
@@ -135,6 +146,7 @@ class Evaluator:
             PlanError: It does not fit the cluster.
         """
         scenario = self._runs.scenario_for(schedule)
+        self._check_failures(scenario, schedule)
         built = build(scenario, schedule)
         found = facts(scenario, built, within=self._constraints)
         return self._simulate(None, scenario, built, with_memory(scenario, built, found, self._constraints))
@@ -164,10 +176,15 @@ class Evaluator:
             self._ranked.add((known.schedule.kind, known.facts.global_gap, known.step_s))
         return known
 
+    def _check_failures(self, scenario: Scenario, schedule: Schedule) -> None:
+        if self._failures is not None:
+            check_failures_fit(self._failures, schedule, scenario.cluster.world_size)
+
     def _price(self, candidate: Candidate) -> _Priced | None:
         """Return a candidate's prices and facts. Return None if it is illegal, or breaks a limit but that of memory."""
         try:
             scenario, schedule, plan = self._written(candidate)
+            self._check_failures(scenario, schedule)
             built = _checked(scenario, schedule, plan)
         except ValueError as error:  # PlanError is one
             self.n_illegal += 1

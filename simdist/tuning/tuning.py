@@ -134,7 +134,8 @@ def simulate_candidates(
         return least_chain_step_s(built.plan, built.costs) / n_parts(its)
 
     bounds = (by_lanes_s, by_chains_s) if skips and not wanted.counts_failures else ()
-    evaluator = Evaluator(runs, constraints, times_s, bounds)
+    failures = scenario.failures if wanted.counts_failures else None
+    evaluator = Evaluator(runs, constraints, times_s, bounds, failures)
     baseline = evaluator.baseline(base)
     tried, is_complete = _tried(found, evaluator, budget, wanted.seed, progress)
     evaluated = tuple(each for each in tried if isinstance(each, Evaluated))

@@ -286,7 +286,7 @@ def _why_not(runs: Runs, baseline: Finalist, best: Finalist) -> tuple[str, ...]:
     """Explain with the simulations why nothing is gained."""
     if best.is_baseline:
         return ("no other candidate keeps to the constraints",)
-    first = f"the fastest, {named(best.schedule)}, is {_factor(best)} times as fast"
+    first = f"the choice of the search, {named(best.schedule)}, is {_factor(best)} times as fast"
     return (first, *_too_few(runs, best), *_waits(runs, baseline, best), _shares(runs.scenario, baseline))
 
 

@@ -95,6 +95,12 @@ def test_relative_links_resolve(path: Path) -> None:
         assert not anchor or anchor in anchors(file), f"{relative(path)}: {target}: no such heading"
 
 
+@each_markdown
+def test_no_line_begins_with_a_percent_sign(path: Path) -> None:
+    """MyST takes such a line and the rest of its paragraph for a comment, which the site leaves out."""
+    assert re.findall(r"^\s*%.*", FENCE.sub("", path.read_text(encoding="utf-8")), re.M) == []
+
+
 def test_every_page_is_reached_from_the_index() -> None:
     reached, todo = set(), [ROOT / "docs" / "index.md"]
     while todo:

@@ -605,6 +605,7 @@ def test_raw_sample_of_another_size_is_named():
         decode_raw(b"x" * 99, np.zeros(SHAPE, np.uint8), "a.raw")
 
 
+@pytest.mark.full
 def test_benchmark_tells_machines_what_it_measured():
     command = [sys.executable, ROOT / "benchmarks" / "loader.py", "--quick", "--json"]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)

@@ -338,6 +338,7 @@ def test_selected_and_rest_make_the_whole(method: Method) -> None:
     assert torch.equal(sent + rest, values)
 
 
+@pytest.mark.full
 def test_benchmark_says_what_it_measured() -> None:
     script = Path(__file__).resolve().parents[3] / "benchmarks" / "topk.py"
     command = [sys.executable, script, "--quick", "--json", "--device", "cpu"]

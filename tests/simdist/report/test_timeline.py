@@ -754,6 +754,7 @@ def test_timeline_that_is_being_read_says_so_and_keeps_its_room(browser, tmp_pat
         context.close()
 
 
+@pytest.mark.full
 def test_benchmark_tells_machines_what_it_measured():
     require()
     benchmark = Path(__file__).resolve().parents[3] / "benchmarks" / "report.py"

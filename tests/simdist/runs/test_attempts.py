@@ -624,6 +624,14 @@ def test_a_lost_replica_takes_the_files_on_its_disk_with_it() -> None:
         assert suffered(failing(lost, software, on_failure="continue"), of).n_repeated == repeated, survives
 
 
+def test_corruption_does_not_go_back_to_a_file_that_a_replica_has_lost() -> None:
+    """The clean file of step 90 is on the disk of node 0, which is lost at 100 s; that of step 120 is corrupt."""
+    corruption = at("95 s", effect="corruption", found_after="50 s")
+    of = job(ranks_per_replica=2, checkpoints=Checkpoints(30, survives="process"))
+    found = suffered(failing(corruption, of_node("100 s", ranks=[0]), on_failure="continue"), of)
+    assert (found.n_attempts, found.n_repeated) == (2, 145)
+
+
 def test_a_replica_is_back_when_all_of_its_nodes_are() -> None:
     """A replica of 2 nodes loses one, which is replaced at 150 s. A process on the other one fails meanwhile."""
     failures = failing(

@@ -9,7 +9,7 @@ import pytest
 from commandline import call, write
 
 import simdist
-from simdist.errors import ScenarioError, UnsupportedError
+from simdist.errors import PlanError, ScenarioError, UnsupportedError
 from simdist.runs.attempts import CATEGORIES
 from simdist.runs.checkpoint_costs import checkpoint_costs
 from simdist.scenario import loads
@@ -46,6 +46,31 @@ schedules: {schedules}
 def only(study):
     (row,) = study
     return row
+
+
+def test_a_policy_that_does_not_fit_a_schedule_costs_no_other_row():
+    """FSDP has one replica, so that nobody goes on."""
+    failures = "{causes: [{cause: gpu, of: gpu, rate: 1 per 5 days, effect: process}], on_failure: continue}"
+    scenario = job(failures, schedules="[{kind: hsdp, shard: 1}, fsdp]")
+    study = goodput(scenario, n_seeds=1)
+    labels = [(row.schedule, row.on_failure) for row in study]
+    assert labels == [("hsdp-1", "continue"), ("hsdp-1", "restart"), ("fsdp", "restart")]
+    assert [each.place for each in study.remarks if "nobody is left" in each.text] == ["fsdp"]
+
+
+def test_a_policy_that_does_not_fit_the_baseline_is_refused_before_anything_is_simulated(monkeypatch):
+    failures = "{causes: [{cause: gpu, of: gpu, rate: 1 per 5 days, effect: process}], on_failure: continue}"
+    scenario = job(failures, schedules="[{kind: hsdp, shard: 1}, fsdp]")
+    monkeypatch.setattr("simdist.studies.goodput.steady", None)
+    with pytest.raises(PlanError, match=r"^fsdp, on_failure: continue: .* all ranks hold one replica"):
+        goodput(scenario, baseline="fsdp")
+
+
+def test_compare_refuses_what_does_not_fit_before_anything_is_simulated(monkeypatch):
+    failures = "{causes: [{cause: gpu, of: gpu, rate: 1 per 5 days, effect: process}], on_failure: continue}"
+    monkeypatch.setattr("simdist.studies.comparison.build", None)
+    with pytest.raises(PlanError, match=r"^fsdp: failures.on_failure: continue: all ranks hold one replica"):
+        simdist.compare(job(failures, schedules="[{kind: hsdp, shard: 1}, fsdp]"))
 
 
 def test_deaths_at_known_steps_repeat_the_steps_since_the_last_checkpoint():

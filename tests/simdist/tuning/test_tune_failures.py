@@ -53,6 +53,13 @@ def test_what_cannot_be_counted_is_refused(change, extras, message) -> None:
         tune(loads(JOB).changed(**change), TuneOptions(Constraints(4), extras, counts_failures=True))
 
 
+def test_a_schedule_without_replicas_is_no_candidate_where_ranks_go_on_without_others() -> None:
+    scenario = loads(JOB.replace("5 min}}", "5 min}, on_failure: continue}"))
+    extras = Extras(only=("sync", "fsdp"), allow=("sharding",))
+    found = tune(scenario, TuneOptions(Constraints(4), extras, n_seeds=1, counts_failures=True))
+    assert {each.schedule.kind for each in found.finalists} == {"sync"}
+
+
 def test_without_the_option_failures_change_nothing() -> None:
     scenario = loads(JOB)
     wanted = TuneOptions(Constraints(4), ONLY)
