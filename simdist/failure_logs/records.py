@@ -159,9 +159,10 @@ class LoggedFailures:
 
 
 def timestamp_s(text: str) -> float:
-    """Return seconds of a local time such as `2026-03-01T12:00:00`, as if it were UTC.
+    """Return seconds of a time such as `2026-03-01T12:00:00`; a local one, without its zone, as if it were UTC.
 
     Raises:
         ValueError: It is no time.
     """
-    return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+    found = datetime.fromisoformat(text)
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()

@@ -32,7 +32,7 @@ COMMAND = (
 _JOB_ID = re.compile(r"\d+(_(\d+|\[.*\]))?(\+\d+)?(\.\w[\w.]*)?", re.ASCII)
 _ELAPSED = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)(?:\.\d+)?", re.ASCII)
 _SECONDS = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
-_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d", re.ASCII)
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:Z|[+-]\d\d:?\d\d)?", re.ASCII)
 _TRES = re.compile(r"(\w[\w/:.+-]*=[^,|]+)(,\w[\w/:.+-]*=[^,|]+)*", re.ASCII)
 _COMMENTS = "#$"
 _STARTTIME = re.compile(r"(?:--starttime[= ]|(?<!\S)-S) ?(\S+)")

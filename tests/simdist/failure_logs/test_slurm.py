@@ -193,6 +193,7 @@ def test_separators(tmp_path, delimiter):
     assert causes(found) == ["node failure"]
 
 
+ZONE = "2026-03-29T01:00:00+0100|2026-03-29T07:00:00+0200"  # of SLURM_TIME_FORMAT=%FT%T%z: clocks go on by an hour
 TWO = (row(1, "NODE_FAIL", 0, 5), row(2, "COMPLETED", 5, 19))
 
 
@@ -204,6 +205,7 @@ TWO = (row(1, "NODE_FAIL", 0, 5), row(2, "COMPLETED", 5, 19))
         "\n".join((HEADER.replace("JobID", "JobIDRaw").replace("Elapsed", "ElapsedRaw"), *TWO)),
         "\n".join((HEADER, *TWO, "3|x|CANCELLED|2026-03-02T00:00:00|2026-03-02T00:00:00|INVALID||")),
         "# sacct --partition=gpu-Small --starttime 2026-03-01\n" + "\n".join((HEADER, *TWO)),
+        f"JobID|State|Start|End\n1|NODE_FAIL|{ZONE}\n2|COMPLETED|2026-03-29T05:00:00Z|2026-03-30T00:00:00Z",
         ",JobID,State,Start,End,ElapsedRaw,AllocTRES\n"  # as pandas writes it
         f'0,1,NODE_FAIL,2026-03-01 00:00:00,2026-03-01 05:00:00,18000.0,"{tres(8)}"\n'
         f'1,2,COMPLETED,2026-03-01 05:00:00,2026-03-02 00:00:00,68400.0,"{tres(8)}"',
