@@ -112,8 +112,9 @@ def parse_nccl_table(text: str, *, name: str, op: str | None = None) -> NcclTabl
     rows = sorted({each.nbytes: each.seconds for each in measured if each.nbytes}.items())
     if not rows:
         raise ScenarioError(
-            f"{name}: no table of nccl-tests: expected a comment `# size count type ... time algbw busbw` and a line "
-            f"for each size; give the whole output of e.g. all_reduce_perf -b 8 -e 8G -f 2"
+            f"{name}: no log of Slurm, torchrun or ml-goodput-measurement, and no table of nccl-tests, which has a "
+            f"comment `# size count type ... time algbw busbw` and a line for each size; give the whole output of e.g. "
+            f"all_reduce_perf -b 8 -e 8G -f 2"
         )
     found = _PROGRAM.search(text)
     if op is None and found is None:

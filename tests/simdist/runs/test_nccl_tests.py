@@ -75,7 +75,8 @@ def test_older_columns_and_the_tags_of_mpirun_are_read():
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("hello", "t.txt: no table of nccl-tests: expected a comment"),
+        ("hello", "t.txt: no log of Slurm, .* and no table of nccl-tests, which has a comment"),
+        ("", "t.txt: no log of Slurm, .* and no table of nccl-tests"),
         (
             "# size count type time algbw busbw\n 8 2 float 12.5 0 0\n",
             "t.txt: names no collective: write it, e.g. --op",
