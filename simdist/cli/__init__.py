@@ -117,7 +117,9 @@ def main(args: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None
         hint = f"; see {context.command_path} --help" if context else ""
-        session.say(f"error: {error.format_message().rstrip('.')}{_meant(error)}{hint}")
+        said = error.format_message().rstrip(".")
+        said = said.replace("a valid integer range", "a whole number").replace("a valid float range", "a number")
+        session.say(f"error: {said}{_meant(error)}{hint}")
         return error.exit_code
     except (PrintError, OSError) as error:  # the latter of click's own help: commands tell all others apart
         if args is None:

@@ -116,7 +116,7 @@ OPTIONS = {
     "unknown label": (["simulate", "--schedule", "local-5"], ["scenario.yaml", "'local-5'", "did you mean 'local-4'"]),
     "unknown label of a plan": (["plan", "--schedule", "x"], ["scenario.yaml", "'x'", *LABELS]),
     "no seeds": (["compare", "--seeds", "0"], ["--seeds", "0", "1<=x"]),
-    "half a seed": (["compare", "--seeds", "0.5"], ["--seeds", "0.5", "integer"]),
+    "half a seed": (["compare", "--seeds", "0.5"], ["--seeds", "0.5", "whole number"]),
     "unknown engine": (["simulate", "--engine", "slow"], ["--engine", "slow", "'fast'"]),
     "unknown option": (["compare", "--seed", "1"], ["--seed", "simdist compare --help"]),
     "unknown type of picture": (["compare", "--plot", "x.gif"], ["x.gif", "'.gif'", ".png"]),
