@@ -362,8 +362,8 @@ def test_other_tables_are_refused(tmp_path: Path, text: str, problem: str) -> No
 def test_a_table_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "nccl_summary_long.csv"
     path.write_bytes(b"rank\n\xff")
-    with pytest.raises(ScenarioError, match="nccl_summary_long.csv:2: byte 0xff is not UTF-8"):
+    with pytest.raises(ScenarioError, match=r"nccl_summary_long.csv:2: byte 0xff is not UTF-8"):
         read_summary(path)
     path.write_text(SUMMARY + "9" * 200_000)
-    with pytest.raises(TraceError, match="nccl_summary_long.csv:[0-9]+: is no CSV: field larger than"):
+    with pytest.raises(TraceError, match=r"nccl_summary_long.csv:[0-9]+: is no CSV: field larger than"):
         read_summary(path)
