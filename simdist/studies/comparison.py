@@ -19,7 +19,6 @@ from simdist.engines.choose import Engine
 from simdist.errors import ScenarioError, naming
 from simdist.plan.delays import Draw
 from simdist.runs.building import Built, build, in_steps
-from simdist.runs.failing_job import check_failures_fit
 from simdist.scenario.sampling import run_seeds
 from simdist.scenario.scenario import AnyScenario, Scenario, load
 from simdist.schedules import Schedule
@@ -295,6 +294,8 @@ def compare(  # noqa: PLR0913 (one for each option)
     measured = [] if measured is None else measured
     _check_measured(measured, scenario, n_seeds)
     if scenario.failures is not None and scenario.train_for is not None:
+        from simdist.runs.failing_job import check_failures_fit
+
         for schedule in scenario.schedules:
             with naming(schedule.name):
                 check_failures_fit(scenario.failures, schedule, scenario.cluster.world_size)
