@@ -8,6 +8,7 @@ Source:
 """
 
 import csv
+import io
 import math
 import statistics
 from collections import defaultdict
@@ -16,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from simdist.errors import TraceError, naming_file
+from simdist.errors import TraceError
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.profiles.kineto.events import Args
 from simdist.profiles.kineto.messages import CollectiveKind, message_of
+from simdist.scenario.loading import read_text
 from simdist.settings.base import plural
 from simdist.settings.units import read_number, read_whole
 
@@ -128,10 +130,11 @@ def read_summary(path: Path) -> JobSummary:
     """Read a summary of a job with a sharded model.
 
     Raises:
-        TraceError: The file is no such summary, or of a job without a sharded model.
+        ScenarioError: The file cannot be read, or is not UTF-8.
+        TraceError: It is no such summary, or of a job without a sharded model.
     """
-    with naming_file(path, "read", TraceError), path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
+    reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
+    try:
         missing = [name for name in _NEEDED if name not in (reader.fieldnames or ())]
         if missing:
             raise TraceError(
@@ -139,6 +142,8 @@ def read_summary(path: Path) -> JobSummary:
                 f"nccl_summary_long.csv"
             )
         rows = [_row(path, number, row) for number, row in enumerate(reader, start=2)]
+    except csv.Error as error:
+        raise TraceError(f"{path}:{reader.line_num + 1}: is no CSV: {error}") from None
     found: dict[tuple[CollectiveKind, str, int, int], list[tuple[int, float, int]]] = defaultdict(list)
     for key, of_rank in rows:
         found[key].append(of_rank)

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 _PLACE = {"step", "rank"}
 _SECONDS_OF = {"s": 1.0, "seconds": 1.0, "ms": 1e-3, "milliseconds": 1e-3, "us": 1e-6, "microseconds": 1e-6}
 _MOST_PLACES = 1000  # for each row: a wrong column is refused before memory is taken
-_FORM = "write columns step, rank and seconds, or ms"
+LOG_FORM = "write columns step, rank and seconds, or ms"
 _EACH = "write one row for each step and rank, also of 0 s"
 
 
@@ -47,12 +47,12 @@ def table_of_log(names: Iterable[object], column: Callable[[object], ArrayLike])
     of_delay = [name for name in names if name not in _PLACE]
     if len(of_delay) != 1:
         others = ", ".join(map(str, of_delay)) or "none"
-        raise ValueError(f"a log of steps and ranks, and which column is the delay ({others})? {_FORM}")
+        raise ValueError(f"a log of steps and ranks, and which column is the delay ({others})? {LOG_FORM}")
     delays_s = _seconds(of_delay[0], np.asarray(column(of_delay[0])))
     steps = _numbers("step", column("step"))
     ranks = _numbers("rank", column("rank"))
     if not len(steps):
-        raise ValueError(f"is empty: {_FORM}")
+        raise ValueError(f"is empty: {LOG_FORM}")
     first = steps.min()
     shape = (int(steps.max() - first) + 1, int(ranks.max()) + 1)
     if shape[0] * shape[1] > _MOST_PLACES * len(steps):
@@ -79,5 +79,5 @@ def _seconds(name: object, values: NDArray[Any]) -> NDArray[np.float64]:
         return np.asarray(values / np.timedelta64(1, "s"), dtype=np.float64)
     unit = re.split(r"[_\W]+", str(name).strip(" )]"))[-1]
     if unit not in _SECONDS_OF:
-        raise ValueError(f"the column {name} of a log: of which unit? {_FORM}")
+        raise ValueError(f"the column {name} of a log: of which unit? {LOG_FORM}")
     return np.asarray(values, dtype=np.float64) * _SECONDS_OF[unit]

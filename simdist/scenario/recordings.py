@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, ValidationInfo
 
 from simdist.arrays import ArrayError, Declared, open_arrays
 from simdist.files import open_regular, read_content, replacing
-from simdist.scenario.logs import is_bare_log, is_log, table_of_log
+from simdist.scenario.logs import LOG_FORM, is_bare_log, is_log, table_of_log
 from simdist.settings.base import folder_of, refuse, shown, without_mask
 
 _MOST = 1e9  # seconds, tokens or times the bandwidth: more is another column, or another unit
@@ -238,16 +238,26 @@ def _read_npz(path: Path, form: TableForm, dimensions: tuple[int, ...]) -> NDArr
 
 def _read_csv(path: Path, form: TableForm) -> NDArray[np.float64]:
     """Read a .csv file. ValueError tells what is wrong, and in which row of numbers, counted from 0."""
+    has_log = False
     try:
         lines = [line for line in read_content(path).decode("utf-8-sig").splitlines() if line.strip()]
         header = [name.strip() for name in lines[0].lstrip("# ").split(",")] if lines else []
-        rows = [line for line in lines[is_log(header) :] if not line.lstrip().startswith("#")]
+        has_log = is_log(header)
+        rows = [line for line in lines[has_log:] if not line.lstrip().startswith("#")]
         if not rows:
             raise ValueError("is empty")
         table = np.loadtxt(rows, delimiter=",", comments=None, ndmin=2)
-        return table_of_log(header, lambda name: table[:, header.index(str(name))]) if is_log(header) else table
+        if has_log and table.shape[1] != len(header):
+            raise ValueError(f"{len(header)} columns in the header, and {table.shape[1]} below it")
     except ValueError as error:
-        raise ValueError(f"{path}: {str(error).partition('; use')[0].rstrip('.')}: {form.csv}") from None
+        remedy = LOG_FORM if has_log else form.csv
+        raise ValueError(f"{path}: {str(error).partition('; use')[0].rstrip('.')}: {remedy}") from None
+    if not has_log:
+        return table
+    try:
+        return table_of_log(header, lambda name: table[:, header.index(str(name))])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def _is_right(found: Declared, dimensions: tuple[int, ...]) -> bool:

@@ -11,7 +11,7 @@ from commandline import call
 from sharded_traces import N_UNITS, write_sharded
 from traced_plans import Told, step_s, without_delays, write_traces
 
-from simdist.errors import TraceError
+from simdist.errors import ScenarioError, TraceError
 from simdist.profiles import ImportedJob, ImportOptions, import_job
 from simdist.profiles.estimates.sharded_model import ShardedModel
 from simdist.profiles.steps.ranks import profile_rank
@@ -356,4 +356,14 @@ def test_other_tables_are_refused(tmp_path: Path, text: str, problem: str) -> No
     path = tmp_path / "nccl_summary_long.csv"
     path.write_text(text)
     with pytest.raises(TraceError, match=problem):
+        read_summary(path)
+
+
+def test_a_table_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "nccl_summary_long.csv"
+    path.write_bytes(b"rank\n\xff")
+    with pytest.raises(ScenarioError, match=r"nccl_summary_long.csv:2: byte 0xff is not UTF-8"):
+        read_summary(path)
+    path.write_text(SUMMARY + "9" * 200_000)
+    with pytest.raises(TraceError, match=r"nccl_summary_long.csv:[0-9]+: is no CSV: field larger than"):
         read_summary(path)

@@ -199,6 +199,7 @@ def test_recording_of_several_channels_gives_its_own(tmp_path):
 
 
 CSV = "write lines of numbers in seconds, one per step, one column per rank, separated by commas; begin a header with #"
+LOG = "write columns step, rank and seconds, or ms"
 NPZ = "write seconds, [n_steps, world_size], with numpy.savez(file, seconds)"
 
 
@@ -212,7 +213,7 @@ def test_recording_of_unknown_format_is_refused(tmp_path):
     [
         ("x.csv", b"1,2\n3", f"x.csv: the number of columns changed from 2 to 1 at row 2: {CSV}"),
         ("x.csv", b"", f"x.csv: is empty: {CSV}"),
-        ("x.csv", b"# step,rank\n\n", f"x.csv: is empty: {CSV}"),
+        ("x.csv", b"# step,rank\n\n", f"x.csv: is empty: {LOG}"),
         ("x.csv", b"a,b\n1,2", f"x.csv: could not convert string 'a' to float64 at row 0, column 1: {CSV}"),
         ("x.csv", b"# s\n1,2\n1,x", f"x.csv: could not convert string 'x' to float64 at row 1, column 2: {CSV}"),
         ("x.csv", b"1;2", f"x.csv: could not convert string '1;2' to float64 at row 0, column 1: {CSV}"),
@@ -230,6 +231,12 @@ def test_recording_of_unknown_format_is_refused(tmp_path):
             "x.csv",
             b"1,2\n\xff",
             "x.csv: 'utf-8' codec can't decode byte 0xff in position 4: invalid start byte: ",
+        ),
+        ("x.csv", b"step,rank,ms\n0,0\n", f"x.csv: 3 columns in the header, and 2 below it: {LOG}"),
+        (
+            "x.csv",
+            b"step,rank,ms\n0,0,x\n",
+            f"x.csv: could not convert string 'x' to float64 at row 0, column 3: {LOG}",
         ),
         ("x.npz", b"", f"x.npz: is empty: {NPZ}"),
         ("x.npz", b"PK no zip", f"x.npz: is no .npz file: {NPZ}"),
@@ -251,6 +258,15 @@ def assert_refused(file, message):
     assert fault["msg"].removeprefix(f"{file.parent}{os.sep}").startswith(message), fault["msg"]
     for jargon in ("Errno", "pickle", "dtype"):
         assert jargon not in fault["msg"]
+
+
+def test_a_log_with_a_gap_is_refused_with_the_remedy_for_logs_alone(tmp_path):
+    (tmp_path / "x.csv").write_text("step,rank,ms\n0,0,1\n2,0,1\n")
+    with pytest.raises(ValidationError) as caught:
+        Recorded(file=tmp_path / "x.csv")
+    assert caught.value.errors()[0]["msg"].endswith(
+        "step 1 of rank 0 is missing: write one row for each step and rank, also of 0 s"
+    )
 
 
 def test_recording_from_a_spreadsheet_begins_with_a_mark_that_is_no_number(tmp_path):
