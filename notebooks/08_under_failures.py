@@ -7,8 +7,8 @@
 # **Answer.** With four spare nodes, 95.4 % of the time trains the model at full pace. Failures take 1.7 %, as much as
 # one rank that is a little slow, and checkpoints take 1.1 %. Without spare nodes, 0.2 % less is trained. If the other
 # replicas continue, 1.0 % more is. Local SGD trains 0.8 % less, because nothing hides its averages. Checkpoints every
-# hour are about right. Jobs that were made to fail took as long as predicted to within 8 %, half of them within
-# 1.4 %.
+# hour are about right. Jobs that were made to fail took as long as predicted to within 10 %, half of them within
+# 0.7 %.
 #
 # **Source.** [A scenario](../docs/examples/failures.yaml) of 1,024 H100 with the failure rates of
 # [Llama 3](https://arxiv.org/abs/2407.21783), and [runs that really failed](../experiments/failures/README.md).
@@ -171,7 +171,7 @@ figure
 # %% [markdown]
 # *Figure 4. Left: error of the total time of each run; grey: within 5 %. Right: time of all runs that did not train.*
 #
-# **Result.** All totals are within 8 %, half of them within 1.4 %. Steps that are done again are exact.
+# **Result.** All totals are within 10 %, half of them within 0.7 %. Steps that are done again are exact.
 
 # %% [markdown]
 # ## The numbers of the text

@@ -131,8 +131,17 @@ class Evaluator:
         self._ranked: set[tuple[str, float, float]] = set()  # kind, global gap and seconds of those that may be chosen
         self._broken: list[tuple[float, Candidate]] = []  # and how far beyond a limit they are at least
         self.excluded: Counter[str] = Counter()
-        self.n_illegal = 0
-        self.refusal = ""  # reason for the first plan's refusal
+        self._illegal: Counter[str] = Counter()  # by the reason
+
+    @property
+    def n_illegal(self) -> int:
+        """Number of candidates that cannot be planned."""
+        return self._illegal.total()
+
+    @property
+    def refusal(self) -> str:
+        """The first reason for which a candidate was illegal; empty without one."""
+        return next(iter(self._illegal), "")
 
     @property
     def n_passed_over(self) -> int:
@@ -187,8 +196,7 @@ class Evaluator:
             self._check_failures(scenario, schedule)
             built = _checked(scenario, schedule, plan)
         except ValueError as error:  # PlanError is one
-            self.n_illegal += 1
-            self.refusal = self.refusal or refusal_text(error)
+            self._illegal[refusal_text(error)] += 1
             return None
         found = facts(scenario, built, within=self._constraints)
         if self._excludes(candidate, found):
