@@ -238,7 +238,7 @@ class Membership:
                 alone_s = None
             else:
                 alone_s = alone_s or now_s
-                there = {rank: self._waiting(rank) for rank in range(self._world_size)}
+                there = {rank: self._waiting(rank, newest) for rank in range(self._world_size)}
                 come = {rank: each for rank, each in there.items() if each}
                 if len(come) == self._world_size:
                     number, attempt = (newest.number + 1, newest.attempt + 1) if newest else (1, 0)
@@ -279,10 +279,12 @@ class Membership:
         process, started_s, ready_s, saved = json.loads(text)
         return ReadyProcess(process, started_s, ready_s, tuple(saved))
 
-    def _waiting(self, rank: int) -> ReadyProcess | None:
-        """Return the process of a rank that is ready to join, if it lives."""
+    def _waiting(self, rank: int, members: Members | None) -> ReadyProcess | None:
+        """Return the process of a rank that is ready to join, if it lives and was not left behind."""
         found = self.waiting(rank)
-        return None if found is None or self._has_ended(rank, found.process) else found
+        if found is None or self._has_ended(rank, found.process):
+            return None
+        return None if members and members.left.get(rank) == found.process else found
 
     def _has_ended(self, rank: int, process: int, *, is_sought: bool = False) -> bool:
         if self.guard.has_ended(rank, process, is_sought=is_sought):
@@ -420,8 +422,8 @@ class Membership:
     def _with_those_who_wait(self, members: Members, step: int) -> Members | None:
         """Return the membership from a step on with those who wait; None if nobody does."""
         absent = (rank for rank in range(self._world_size) if rank not in members.processes)
-        found = {rank: self._waiting(rank) for rank in absent}
-        come = {rank: each.process for rank, each in found.items() if each and each.process != members.left.get(rank)}
+        found = {rank: self._waiting(rank, members) for rank in absent}
+        come = {rank: each.process for rank, each in found.items() if each}
         return members.joined_by(come, step) if come else None
 
 
