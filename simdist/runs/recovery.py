@@ -107,14 +107,14 @@ def finding(failures: Failures, failure: Failure) -> list[TimedPart]:
     """Return the parts until the job knows what has failed; none if it knew before."""
     recovery = failures.recovery
     cause = failures.causes[failure.cause]
-    by_timeout_s = None if cause.found_by is None else recovery.timeouts[cause.found_by]
-    detect_s = recovery.detect_s or 0.0 if by_timeout_s is None else by_timeout_s
     found_s: dict[str, float] = {
-        "process": detect_s,
-        "node": detect_s,
-        "hang": failures.longest_timeout_s if by_timeout_s is None else by_timeout_s,
+        "process": recovery.detect_s or 0.0,
+        "node": recovery.detect_s or 0.0,
+        "hang": failures.longest_timeout_s,
         "flap": failures.longest_timeout_s if is_blocked(failures, failure) else 0.0,
     }
+    if cause.found_by is not None:
+        found_s[cause.effect] = recovery.timeouts[cause.found_by]
     parts: list[TimedPart] = [("infrastructure_recovery", found_s.get(cause.effect, 0.0))]
     is_diagnosed = cause.effect in ("process", "node", "hang", "corruption") or found_s.get(cause.effect, 0.0) > 0
     if is_diagnosed:

@@ -343,8 +343,9 @@ class Failures(Settings):
             if names.index(cause.cause) != i:
                 yield ("causes", i, "cause"), f"duplicate name {shown(cause.cause)}: write another one"
             if not timeouts and (cause.effect == "hang" or cause.found_by is not None):
+                key = "effect" if cause.found_by is None else "found_by"
                 hint = "write failures.recovery.timeouts, e.g. {collective: 10 min}"
-                yield ("causes", i, "effect"), f"{cause.effect}: a time-out finds it: {hint}"
+                yield ("causes", i, key), f"{getattr(cause, key)}: a time-out finds it: {hint}"
             elif cause.found_by is not None and cause.found_by not in timeouts:
                 unknown = f"{shown(cause.found_by)} is no time-out of recovery.timeouts"
                 yield ("causes", i, "found_by"), f"{unknown}: {nearest(cause.found_by, timeouts)}"
